@@ -30,23 +30,14 @@ from core.common.processes import kill_descendants
 from core.common.system import remove_empty_compile_caches
 from core.common.terminal import Terminal, relay_output
 from utils import run_registry
-from utils.config.command_line import import_known_classes, read_options, refuse, starts_local_processes
-from utils.elastic import ElasticRun
+from utils.config.command_line import preload, read_options, refuse
 from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict
-from utils.launch import create_context
+from utils.launch import ElasticRun, create_context
 from utils.options import Options
 
 if __name__ == "__main__":
     early_answer.wait()
-
-
-def preload(arguments: Sequence[str]) -> None:
-    """Import what the processes of a run need, so that each process of the fork server has it."""
-    for role in ProcessesDict:
-        ProcessesDict[role]
-    EnginesDict["local"]
-    import_known_classes(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -56,14 +47,13 @@ def main(arguments: Sequence[str]) -> int:
         0 done, 2 bad configuration, 3 bad checkpoint, 4 training failed, 129 / 130 / 143 interrupted, state saved.
     """
     with ExitStack() as stack:
-        if starts_local_processes(arguments):
-            preload(arguments)
+        if preload(arguments):
             stack.enter_context(fork_server.running())
         signal.signal(signal.SIGINT, signal.default_int_handler)
         options = read_options(arguments)
         try:
             if options.check:
-                from utils.preflight.check import check
+                from utils.config.check import check
 
                 check(options)
                 return 0

@@ -7,7 +7,7 @@
   for each process and a bridge, shaped by tc's token bucket in both directions.
 - Each process has one thread. The ways to exchange take turns in the same processes.
 - "flat" sends one tensor after the backward pass, "overlapped" sends buckets during it
-  (core/learning/gradient_exchange.py).
+  (core/learning/gradients.py).
 """
 
 import argparse
@@ -34,11 +34,11 @@ from core.agents.impala import Impala
 from core.common.system import versions
 from core.device.torch_runtime import use_threads
 from core.distributed.torch_group import TorchGroup
-from core.learning import gradient_exchange
-from core.learning.gradient_exchange import GradientExchange
+from core.learning import gradients
+from core.learning.gradients import GradientExchange
 from core.learning.precision import in_bf16
+from core.models.actor_critic import ImpalaResNet
 from core.models.dqn import DQNCNN
-from core.models.impala import ImpalaResNet
 
 LINKS = {"loopback": None, "10 Gbit/s": "10gbit", "1 Gbit/s": "1gbit"}
 SIZES = [1_000 * 4**power for power in range(9)]  # bytes: 1 kB to 66 MB
@@ -53,9 +53,9 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
 WAYS: dict[str, tuple[float, torch.dtype | None]] = {
     "no exchange": (0, None),
     "flat": (float("inf"), None),
-    "overlapped": (gradient_exchange.BUCKET_BYTES, None),
+    "overlapped": (gradients.BUCKET_BYTES, None),
     "flat, sent in bfloat16": (float("inf"), torch.bfloat16),
-    "overlapped, sent in bfloat16": (gradient_exchange.BUCKET_BYTES, torch.bfloat16),
+    "overlapped, sent in bfloat16": (gradients.BUCKET_BYTES, torch.bfloat16),
 }
 
 
@@ -145,7 +145,7 @@ def time_updates(group: TorchGroup, case: str, rounds: int, updates: int) -> dic
     times: dict[str, list[float]] = {name: [] for name in WAYS}
     for number in range(rounds + 1):
         for name, (bucket_bytes, group.gradient_dtype) in WAYS.items():
-            gradient_exchange.BUCKET_BYTES = bucket_bytes  # type: ignore[assignment]
+            gradients.BUCKET_BYTES = bucket_bytes  # type: ignore[assignment]
             optimizer._exchange = GradientExchange(optimizer._parameters)
             if group.size > 1:
                 dist.barrier()

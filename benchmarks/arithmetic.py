@@ -30,16 +30,13 @@ from core.agents.rainbow import Rainbow
 from core.agents.sac import SAC
 from core.agents.td3 import TD3
 from core.common.system import versions
-from core.device.compiled_work import CompiledCallable
-from core.device.torch_runtime import use_onednn_products, use_threads
-from core.learning.graphed_update import GraphedUpdate, StagedBatches
-from core.learning.precision import has_large_products, in_bf16
-from core.learning.updates import EagerUpdates, Updates
-from core.models.actor_critic import MinAtarAC, SmallAC
-from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
-from core.models.impala import ImpalaCNN
+from core.device.recorded_work import CompiledCallable
+from core.device.torch_runtime import use_threads
+from core.learning.precision import has_large_products, in_bf16, use_onednn_products
+from core.learning.updates import EagerUpdates, GraphedUpdate, StagedBatches, Updates
+from core.models.actor_critic import ImpalaCNN, MinAtarAC, SmallAC
+from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall, RainbowCNN, RainbowMinAtar
 from core.models.policy_critic import D4PGMLP, DDPGMLP, SACMLP, TD3MLP
-from core.models.rainbow import RainbowCNN, RainbowMinAtar
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from core.types import Batch, SampleIds, Window
 

@@ -33,10 +33,9 @@ from benchmarks.training import ROOT, after_start, rate, train
 from core.acting.graphed_inference import with_graphed_forward
 from core.agent import Agent, Exploration
 from core.common.system import versions
-from core.device.torch_runtime import use_tf32
 from core.learning.batch_source import InPlaceBatchSource
-from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate, StagedBatches
-from core.learning.precision import precision_on
+from core.learning.precision import precision_on, use_tf32
+from core.learning.updates import DeviceReplayBatches, GraphedUpdate, StagedBatches
 from core.memory import Memory
 from core.specs import EnvSpec
 from core.types import State, TimeStep

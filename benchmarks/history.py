@@ -42,8 +42,7 @@ from core.common.system import versions
 from core.env import Env
 from core.memories.prioritized import PrioritizedMemory
 from core.trajectory.frame_compression import RAW, StorageParams
-from core.trajectory.layout import Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from utils.config import memory_budget
 from utils.config.command_line import read_options

@@ -234,6 +234,7 @@ def sample_factory(case: str, seconds: float, *words: str) -> Points:
         def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
             if (now := time.time()) >= began + START_SECONDS:
                 points.append((now, runner.env_steps.get(0, 0)))
+            runner.total_train_seconds = now - began  # --train_for_seconds needs it; 2.1.1 never counts.
 
     with tempfile.TemporaryDirectory() as folder:
         register()

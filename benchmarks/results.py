@@ -24,10 +24,9 @@ from utils.errors import ConfigurationError
 from utils.options import CONFIGS
 from utils.plot import curves, figures
 from utils.plot.__main__ import summary_table
-from utils.plot.statistics import Array
+from utils.plot.figures import Array
 from utils.sweep.__main__ import tabulate
-from utils.sweep.scheduler import Runner, claimed
-from utils.sweep.subprocess_run import ChildRun, named, options_of
+from utils.sweep.subprocess_run import ChildRun, Runner, claimed, named, options_of
 
 MINATAR = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")

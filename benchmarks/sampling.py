@@ -50,7 +50,7 @@ from core.memory import Memory
 from core.ops.returns import n_step_return
 from core.specs import EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW, StorageParams
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Layout
 from core.types import Batch, TimeStep, slice_batch
 
 NUM_ENVS, NSTEP, GAMMA, CHUNK = 8, 3, 0.99, 8

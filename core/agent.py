@@ -107,6 +107,11 @@ class Agent(ABC):
         return 1
 
     @classmethod
+    def compiled_calls(cls, params: Any) -> int:
+        """Return the calls of compiled work in an update: 1, or those of the part that `compile_parts` names."""
+        return 1
+
+    @classmethod
     def max_joint_actions(cls, params: Any) -> int:
         """Return up to how many combinations of choices of a MultiDiscrete space it takes as Discrete actions."""
         return 0
@@ -241,15 +246,20 @@ class Agent(ABC):
         return False
 
     @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Return tensors and plain values that continue learning exactly.
+    def checkpoint_parts(self) -> dict[str, Any]:
+        """Return by name what continues learning exactly: networks, optimisers, counters.
 
-        They are weights, target, optimisers, schedules and counters.
+        Each has `state_dict` and `load_state_dict`, whose states are tensors and plain values.
         """
 
-    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the checkpoint's parts, and plain values or tensors that a subclass adds."""
+        return {name: part.state_dict() for name, part in self.checkpoint_parts().items()}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`. The order of its keys means nothing."""
+        for name, part in self.checkpoint_parts().items():
+            part.load_state_dict(state[name])
 
     # processes --------------------------------------------------------------------------------------------------------
     def launch(self, engine: Engine, mode: int, num_actors: int = 1, num_learners: int = 1) -> int:

@@ -6,16 +6,27 @@ truncation leaves it at 1.
 
 Where `EnvSpec.has_action_mask` is set, each time step says which actions are legal at its observation. At least one is,
 unless the episode has terminated.
+
+Below the contract stand the functions that environments share: checks of their arguments, names of games, seeds of
+their streams, the time step after a reset, clipped rewards, and grayscale pictures of another size.
 """
 
+import difflib
+import re
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field, Strict
 
 from core.common.settings import frozen_dataclass
-from core.specs import EnvSpec
+from core.specs import Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import TimeStep
+
+RENDER_MODES = (None, "human", "rgb_array")
+Side = Annotated[int, Field(ge=8, le=1024)]  # pixels
+Size = Side | Annotated[tuple[Side, Side], Strict(False)]  # one number, or height and width
 
 
 @frozen_dataclass
@@ -79,6 +90,11 @@ class Env(ABC):
         """Return one gymnasium.Env as its author wrote it, for gymnasium's checker; None if the class wraps none."""
         return None
 
+    @classmethod
+    def human_normalized(cls, game: str, score: float) -> float | None:
+        """Return (score - random) / (human - random); None if the class does not know these scores of the game."""
+        return None
+
     def send(self, action: np.ndarray) -> None:
         """Start a step with these actions. Backends that can step in the background return before the step ends."""
         self._sent = action
@@ -105,3 +121,170 @@ class Env(ABC):
 
     def close(self) -> None:
         """Release threads and windows. Further calls are errors."""
+
+
+def check_construction(num_envs: int, num_threads: int, render_mode: str | None) -> None:
+    """Raise ValueError with every violation in these arguments of an Env."""
+    rules = {
+        f"num_envs={num_envs} must be at least 1": num_envs >= 1,
+        f"num_threads={num_threads} must be at least 1": num_threads >= 1,
+        f"render_mode={render_mode!r} must be one of None, human, rgb_array": render_mode in RENDER_MODES,
+        f"render_mode={render_mode!r} draws one stream, num_envs={num_envs}": render_mode is None or num_envs == 1,
+    }
+    if violations := [rule for rule, holds in rules.items() if not holds]:
+        raise ValueError("; ".join(violations))
+
+
+def checked_discrete(action: np.ndarray, num_envs: int, space: Discrete | MultiDiscrete) -> np.ndarray:
+    """Return the actions [E] or [E, choices] as int64.
+
+    Raises:
+        ValueError: An action is invalid; the message names its stream and value.
+    """
+    shape = (num_envs,) if isinstance(space, Discrete) else (num_envs, len(space.nvec))
+    action = _checked_array(action, shape, "iu", "integers")
+    limits = np.array(space.num_actions if isinstance(space, Discrete) else space.nvec)
+    outside = (action < 0) | (action >= limits)
+    if outside.any():
+        stream, *element = np.argwhere(outside)[0].tolist()
+        where = f" (element {element})" if element else ""
+        largest = limits[tuple(element)] - 1
+        raise ValueError(f"action {action[stream, *element]} of stream {stream}{where} is outside 0 .. {largest}")
+    return action.astype(np.int64, copy=False)
+
+
+def checked_continuous(action: np.ndarray, num_envs: int, space: Continuous) -> np.ndarray:
+    """Return the actions [E, ...] as float32. Raises ValueError that names stream and value of an invalid action.
+
+    NaN is outside every interval.
+    """
+    action = _checked_array(action, (num_envs, *space.low.shape), "fiu", "float32").astype(np.float32, copy=False)
+    inside = (action >= space.low) & (action <= space.high)
+    if not inside.all():
+        stream, *element = np.argwhere(~inside)[0].tolist()
+        value, low, high = (array[tuple(element)] for array in (action[stream], space.low, space.high))
+        raise ValueError(f"action {value} of stream {stream} (element {element}) is outside {low} .. {high}")
+    return action
+
+
+def checked_mixed(action: np.ndarray, num_envs: int, space: Mixed) -> tuple[np.ndarray, np.ndarray]:
+    """Return the choices [E, choices] as int64 and the numbers [E, numbers] as float32.
+
+    Raises:
+        ValueError: An action is invalid; the message names its stream and value.
+    """
+    action = _checked_array(action, (num_envs, *space.array.shape), "fiu", "float32")
+    choices, numbers = np.split(action, [len(space.nvec)], 1)
+    fractional = ~(np.trunc(choices) == choices)  # also of NaN
+    if fractional.any():
+        stream, element = np.argwhere(fractional)[0].tolist()
+        raise ValueError(f"choice {choices[stream, element]} of stream {stream} (element [{element}]) is no integer")
+    whole = checked_discrete(np.clip(choices, -1, 2**62).astype(np.int64), num_envs, MultiDiscrete(space.nvec))
+    return whole, checked_continuous(numbers, num_envs, space.continuous)
+
+
+def _checked_array(action: np.ndarray, shape: tuple[int, ...], kinds: str, expected: str) -> np.ndarray:
+    action = np.asarray(action)
+    if action.shape != shape or action.dtype.kind not in kinds:
+        raise ValueError(f"actions are {action.dtype} {list(action.shape)}, expected {expected} {list(shape)}")
+    return action
+
+
+def stream_seeds(seed: int, num_envs: int) -> np.ndarray:
+    """Return a seed [E] in 0 .. 2**31 - 1 for each stream; neighbouring values of `seed` give distant seeds."""
+    first = int(np.random.SeedSequence(seed).generate_state(1)[0]) % (2**31 - num_envs)
+    return first + np.arange(num_envs)
+
+
+def reset_timestep(observation: np.ndarray, legal: np.ndarray | None = None) -> TimeStep:
+    """Return the time step of E streams that have been reset: reward 0, discount 1, `first` True and `last` False.
+
+    Args:
+        observation: [E, ...].
+        legal: [E, A] bool, the legal actions; None if the environment has no masks.
+    """
+    zeros = np.zeros(len(observation), np.float32)
+    first = np.ones(len(observation), bool)
+    return TimeStep(observation, zeros, zeros + 1, first, ~first, zeros, legal)
+
+
+def normalized_name(name: str) -> str:
+    """Return the name in lower case without namespace, suffix, spaces, hyphens and underscores.
+
+    `Pong`, `PongNoFrameskip-v4` and `ALE/Pong-v5` all are "pong": frameskip, sticky actions and the action set, which
+    gymnasium encodes in suffixes, are set by options only.
+    """
+    name = re.sub(r"^(ALE|MinAtar)/", "", name, flags=re.IGNORECASE)
+    name = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", name, flags=re.IGNORECASE)
+    return re.sub(r"[\s_-]", "", name).lower()
+
+
+def resolve_name(name: str, known: Iterable[str]) -> str:
+    """Return the canonical name among `known`. Raises ValueError with the closest names."""
+    canonical_names = {normalized_name(canonical): canonical for canonical in known}
+    key = normalized_name(name)
+    if key in canonical_names:
+        return canonical_names[key]
+    close = [canonical_names[other] for other in difflib.get_close_matches(key, canonical_names, n=3, cutoff=0.5)]
+    hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(sorted(canonical_names.values()))}"
+    raise ValueError(f"unknown game {name!r}; {hint}")
+
+
+# rewards and pictures -------------------------------------------------------------------------------------------------
+def soft_asymmetric(reward: np.ndarray) -> np.ndarray:
+    """Return 5 * (0.3 * min(tanh(r / 5), 0) + max(tanh(r / 5), 0)), the clipping of IMPALA's code (scalable_agent).
+
+    The paper's own formula is `optimistic_asymmetric`, which saturates at rewards of about 2 instead of about 10.
+    """
+    bounded = np.tanh(reward / 5.0)
+    return 5.0 * np.where(reward < 0, 0.3 * bounded, bounded)
+
+
+def optimistic_asymmetric(reward: np.ndarray) -> np.ndarray:
+    """Return 0.3 * min(tanh(r), 0) + 5 * max(tanh(r), 0), IMPALA's asymmetric clipping (1802.01561, figure D.1)."""
+    bounded = np.tanh(reward)
+    return np.asarray(0.3 * np.minimum(bounded, 0.0) + 5.0 * np.maximum(bounded, 0.0))
+
+
+Clipping = Literal["none", "sign", "clamp", "soft_asymmetric", "optimistic_asymmetric"]
+
+CLIPPINGS: dict[Clipping, Callable[[np.ndarray], np.ndarray]] = {
+    "none": lambda reward: reward,
+    "sign": np.sign,  # DQN (Nature 2015): positive rewards are 1, negative ones -1
+    "clamp": lambda reward: np.clip(reward, -1, 1),  # keeps fractions
+    "soft_asymmetric": soft_asymmetric,  # IMPALA's published code
+    "optimistic_asymmetric": optimistic_asymmetric,  # IMPALA's figure D.1
+}
+
+
+def clipped(reward: np.ndarray, clipping: Clipping) -> np.ndarray:
+    """Return a new float32 array of the rewards [E], clipped by an entry of CLIPPINGS."""
+    return CLIPPINGS[clipping](reward).astype(np.float32)
+
+
+def height_and_width(size: Size) -> tuple[int, int]:
+    """Return a size as (height, width)."""
+    return (size, size) if isinstance(size, int) else size
+
+
+def resized(picture: np.ndarray, size: Size) -> np.ndarray:
+    """Resize a picture [H, W] or [H, W, planes]; each new pixel is the mean of the area that it covers."""
+    import cv2  # takes long to import, and most environments need none of it
+
+    height, width = height_and_width(size)
+    # cv2 resizes at most four planes at a time
+    parts = [picture] if picture.ndim == 2 else np.split(picture, range(4, picture.shape[2], 4), 2)
+    smaller = [
+        cv2.resize(part, (width, height), interpolation=cv2.INTER_AREA).reshape(height, width, *part.shape[2:])
+        for part in parts
+    ]
+    return smaller[0] if len(smaller) == 1 else np.concatenate(smaller, 2)
+
+
+def grayscale(picture: np.ndarray) -> np.ndarray:
+    """Return the brightness [H, W] of a picture [H, W, 3]; a picture of one plane keeps its values."""
+    import cv2
+
+    if picture.ndim == 3 and picture.shape[2] == 3:
+        return cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
+    return picture.reshape(picture.shape[:2])

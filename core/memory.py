@@ -12,8 +12,7 @@ from torch import Tensor
 
 from core.common.settings import frozen_dataclass
 from core.specs import WindowKind, WindowSpec
-from core.trajectory.layout import Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Batch, SampleIds, Window
 

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -44,7 +43,7 @@ class Model(nn.Module, ABC):
         """Let `class Mine(Family, torso=Kind)` have the options of Family.Params and of a kind of torso.
 
         Args:
-            torso: A class of core/models/layers/torso_options.py; None if the class has Params of its own.
+            torso: A class of core/models/layers/torsos.py; None if the class has Params of its own.
             defaults: Defaults of options that are not those of family or torso.
         """
         if torso is None:
@@ -166,13 +165,3 @@ def draw_noise_per_row(model: nn.Module, per_row: bool) -> None:
     for module in model.modules():
         if isinstance(module, NoisyModule):
             module.noise_per_row = per_row and module.noise_per_env
-
-
-def restart(state: State, first: np.ndarray | Tensor, initial: State) -> State:
-    """Return the recurrent state with the initial state in environments where `first` [B] starts an episode."""
-    if not state or not first.any():
-        return state
-    mask = torch.as_tensor(first, device=state[0].device)
-    return tuple(
-        torch.where(mask.view(-1, *[1] * (tensor.dim() - 1)), start, tensor) for tensor, start in zip(state, initial)
-    )

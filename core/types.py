@@ -27,6 +27,16 @@ class TimeStep(NamedTuple):
     action_mask: np.ndarray | None = None
 
 
+def restart(state: State, first: np.ndarray | Tensor, initial: State) -> State:
+    """Return the recurrent state with the initial state in environments where `first` [B] starts an episode."""
+    if not state or not first.any():
+        return state
+    mask = torch.as_tensor(first, device=state[0].device)
+    return tuple(
+        torch.where(mask.view(-1, *[1] * (tensor.dim() - 1)), start, tensor) for tensor, start in zip(state, initial)
+    )
+
+
 class Window(NamedTuple):
     """T + 1 consecutive steps of B environments, time-major. P is the number of observation positions asked for."""
 

@@ -9,8 +9,8 @@ import pytest
 from core.specs import Discrete
 from tests.selection import slow_except
 from utils.config import validation
+from utils.config.check import describe
 from utils.config.command_line import read
-from utils.config.space_table import describe
 from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import create_context

@@ -9,9 +9,8 @@ import pytest
 
 from core.memories.unrolls.mixed import STRATEGIES
 from utils.config.command_line import read_options
-from utils.config.dotted_settings import changed, declared, from_words
 from utils.config.options_page import NAMES
-from utils.config.rows import SECTIONS
+from utils.config.rows import SECTIONS, changed, declared, from_words
 from utils.errors import BAD_CHECKPOINT
 from utils.options import CONFIGS, Options
 

@@ -17,31 +17,28 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from core.acting.joint_actions import split_joint_actions
+from core.acting.validated_env import split_joint_actions
 from core.agent import Agent, Exploration
 from core.checkpoint import model_file
 from core.common.settings import dotted
 from core.evaluation.episodes import EpisodeResults, play_episodes
-from core.model import restart
 from core.runtime.options import make_env
 from core.specs import EnvSpec
-from core.types import TimeStep
+from core.types import TimeStep, restart
 from utils import run_registry
-from utils.config import command_line, device_validation, validation
-from utils.config.dotted_settings import changed, declared
-from utils.config.rows import CHOICES, from_row
+from utils.config import command_line, validation
+from utils.config.rows import CHOICES, changed, declared, from_row
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot import curves
 from utils.plot.curves import Curve
-from utils.sweep.subprocess_run import MAIN, end_with
+from utils.sweep.subprocess_run import start_main
 
 RESERVED = ("config", "mode", "check")  # Options that `train` sets itself.
 INTERRUPTED = 130  # Exit code of a run that was interrupted and saved.
@@ -142,17 +139,7 @@ def _run_main(words: list[str], progress: bool) -> tuple[int, list[str], bool]:
         The exit code, the last lines of the output, and True if this process interrupted the run.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path or os.getcwd() for path in sys.path))}
-    process = subprocess.Popen(
-        [sys.executable, str(MAIN), *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-        start_new_session=True,
-        preexec_fn=partial(end_with, os.getpid()),
-    )
+    process = start_main(words, subprocess.PIPE, text=True, errors="replace", env=environment)
     output: deque[str] = deque(maxlen=LAST_LINES)
     interrupted = False
     assert process.stdout is not None
@@ -193,10 +180,9 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
     try:
         spec = validation.environment_spec(options)
     except Exception as error:  # User classes may raise anything.
-        raise ConfigurationError(
-            [f"game={options.game} (env_type={options.env_type}) of model file {file} cannot be made: {error}"]
-        ) from error
-    agent = options.make_agent(spec, device_validation.resolved_device(device))
+        game = f"game={options.game} (env_type={options.env_type}) of model file {file}"
+        raise ConfigurationError(f"{game} cannot be made: {error}") from error
+    agent = options.make_agent(spec, validation.resolved_device(device))
     model_file.load_into(agent.model, weights, file)
     return Policy(options, spec, agent, {name: value for name, value in metadata.items() if name != "options"})
 
@@ -210,11 +196,9 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
             saved = run.options
     if saved is None:
         raise ConfigurationError(
-            [
-                f"model file {file} does not say what it is, and there is no "
-                f"{file.absolute().parent.parent / 'logs' / signature / run_registry.RUN_FILE}: "
-                "put the run's log folder there"
-            ],
+            f"model file {file} does not say what it is, and there is no "
+            f"{file.absolute().parent.parent / 'logs' / signature / run_registry.RUN_FILE}: "
+            "put the run's log folder there",
             BAD_CHECKPOINT,
         )
     row = {"name": str(saved.get("config")), **{name: str(saved.get(name)) for name in CHOICES}}
@@ -263,14 +247,10 @@ class Policy:
         recurrent = initial = self.agent.initial_state(count)
         if state is not None:
             if len(state) != len(initial):
-                raise ValueError(
-                    f"state has {len(state)} parts, expected {len(initial)}: give what the last call returned"
-                )
-            parts = (
-                torch.as_tensor(part[None] if single else part, device=start.device)
-                for part, start in zip(state, initial)
-            )
-            recurrent = restart(tuple(parts), first, initial)
+                counts = f"state has {len(state)} parts, expected {len(initial)}"
+                raise ValueError(f"{counts}: give what the last call returned")
+            parts = [torch.as_tensor(part[None] if single else part) for part in state]
+            recurrent = restart(tuple(part.to(at.device) for part, at in zip(parts, initial)), first, initial)
         if count not in self._exploration:
             self._exploration[count] = self.agent.evaluation_exploration(count, self._generator)
         with torch.inference_mode():

@@ -9,11 +9,11 @@ BAD_CONFIGURATION, BAD_CHECKPOINT = 2, 3  # exit codes
 
 
 class ConfigurationError(Exception):
-    """A start that is refused, with one sentence for each problem and the exit code of the process."""
+    """A start that is refused, with one sentence for the problem or for each, and the exit code of the process."""
 
-    def __init__(self, problems: Sequence[str], code: int = BAD_CONFIGURATION):
-        super().__init__("\n".join(problems))
-        self.problems, self.code = tuple(problems), code
+    def __init__(self, problems: str | Sequence[str], code: int = BAD_CONFIGURATION):
+        self.problems, self.code = (problems,) if isinstance(problems, str) else tuple(problems), code
+        super().__init__("\n".join(self.problems))
 
 
 def describe_exception(error: BaseException) -> str:

@@ -72,9 +72,8 @@ class ActingNetwork(nn.Module):
         generator, dtype = np.random.default_rng(seed), np.dtype(spec.frame.dtype)
         stack = (spec.frame_stack,) if spec.frame_stack else ()
         shape = batch_size, *stack, *(spec.picture_shape if spec.is_image else spec.frame.shape)
-        observation = (
-            generator.integers(0, int(spec.max_value) + 1, shape) if dtype == np.uint8 else generator.normal(size=shape)
-        )
+        pixels = dtype == np.uint8
+        observation = generator.integers(0, int(spec.max_value) + 1, shape) if pixels else generator.normal(size=shape)
         inputs = {"picture" if spec.vector_size else "observation": torch.from_numpy(observation.astype(dtype))}
         if spec.vector_size:
             vector = generator.normal(size=(batch_size, *stack, spec.vector_size))
@@ -106,7 +105,7 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
         import onnxruntime  # noqa: F401  Fail before seconds of work.
         import onnxscript  # noqa: F401
     except ImportError:
-        raise ConfigurationError([PACKAGES]) from None
+        raise ConfigurationError(PACKAGES) from None
     spec, agent = policy.spec, policy.options.make_agent(policy.spec)  # A copy, which the export changes.
     agent.model.load_state_dict(policy.agent.model.state_dict())
     network = ActingNetwork(agent, spec)
@@ -134,12 +133,12 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
                     [f"the exported network differs from torch's: {output}; nothing was written" for output in wrong]
                 )
     except OSError as error:
-        raise ConfigurationError([f"{path} cannot be written: {error}"]) from None
+        raise ConfigurationError(f"{path} cannot be written: {error}") from None
     except ConfigurationError:
         raise
     except Exception as error:  # The exporter may fail in any way on a network of the user's.
         raise ConfigurationError(
-            [f"the network of model_type={policy.options.model_type} cannot be exported: {describe_exception(error)}"]
+            f"the network of model_type={policy.options.model_type} cannot be exported: {describe_exception(error)}"
         ) from error
     return network
 
@@ -161,19 +160,14 @@ def _quiet() -> Iterator[None]:
 def _metadata(policy: Policy) -> dict[str, str]:
     """Return the metadata of the ONNX file."""
     options, action = policy.options, policy.spec.action
-    bounds: dict[str, Any]
-    if isinstance(action, Continuous):
-        bounds = {"low": action.low.tolist(), "high": action.high.tolist()}
-    elif isinstance(action, Mixed):
-        bounds = {"nvec": list(action.nvec), "low": action.low.tolist(), "high": action.high.tolist()}
-    else:
-        bounds = {"nvec": list(action.nvec)} if action.nvec else {}
-        bounds |= {"num_actions": action.num_actions} if isinstance(action, Discrete) else {}
+    nvec = () if isinstance(action, Continuous) else action.nvec
+    bounds: dict[str, Any] = {"nvec": list(nvec)} if nvec else {}
+    if isinstance(action, Continuous | Mixed):
+        bounds |= {"low": action.low.tolist(), "high": action.high.tolist()}
+    if isinstance(action, Discrete):
+        bounds["num_actions"] = action.num_actions
     return {
-        "config": options.config,
-        "agent_type": options.agent_type,
-        "model_type": options.model_type,
-        "env_type": options.env_type,
+        **{name: getattr(options, name) for name in ("config", "agent_type", "model_type", "env_type")},
         "game": policy.spec.name,
         "action": json.dumps(bounds),
         "metadata": json.dumps(policy.metadata, default=str),
@@ -190,9 +184,8 @@ def differences(network: ActingNetwork, spec: EnvSpec, path: Path) -> list[str]:
         example = network.example(spec, batch_size, seed=batch_size)
         with torch.no_grad():
             expected = [tensor.numpy() for tensor in network(*example.values())]
-        outputs: list[Any] = session.run(
-            network.outputs, {name: tensor.numpy() for name, tensor in example.items() if name in names}
-        )
+        inputs = {name: tensor.numpy() for name, tensor in example.items() if name in names}
+        outputs: list[Any] = session.run(network.outputs, inputs)
         for name, ours, theirs in zip(network.outputs, expected, outputs):
             if ours.shape == theirs.shape and _close(ours, theirs, np.abs(ours).max()):
                 continue
@@ -215,9 +208,8 @@ def _tied(action: ActionSpec, scores: np.ndarray, ours: np.ndarray, theirs: np.n
 
 def main(arguments: Sequence[str]) -> int:
     """Export a model file and return the exit code: 0 written, 2 impossible, 3 no usable model file."""
-    parser = argparse.ArgumentParser(
-        prog="python -m utils.export", description="Export the acting network of a model file to ONNX."
-    )
+    description = "Export the acting network of a model file to ONNX."
+    parser = argparse.ArgumentParser(prog="python -m utils.export", description=description)
     parser.add_argument("model_file", type=Path, help="models/<signature>.pth")
     parser.add_argument("--output", type=Path, help="file to write; by default the model file's name with .onnx")
     options = parser.parse_args(arguments)

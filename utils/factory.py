@@ -47,9 +47,8 @@ class Factory(Mapping[str, Any]):
         module_name, _, attribute = self._contract.partition(":")
         contract = getattr(importlib.import_module(module_name), attribute)
         if not (isinstance(selected, type) and issubclass(selected, contract)):
-            raise UnknownNameError(
-                f"{self.kind}={name} is of the wrong kind: it is no subclass of {module_name}.{attribute}"
-            )
+            wrong = f"{self.kind}={name} is of the wrong kind"
+            raise UnknownNameError(f"{wrong}: it is no subclass of {module_name}.{attribute}")
         base, params = getattr(contract, "Params", None), getattr(selected, "Params", None)
         if base is not None and not (
             isinstance(params, type) and issubclass(params, base) and is_pydantic_dataclass(params)
@@ -86,17 +85,20 @@ def why_not(setting: str, error: Exception) -> str:
     """
     if isinstance(error, UnknownNameError):
         return str(error)
-    return (
-        f"{setting}: {error}"
-        if isinstance(error, ImportError)
-        else f"{setting} cannot be had: {describe_exception(error)}"
-    )
+    if isinstance(error, ImportError):
+        return f"{setting}: {error}"
+    return f"{setting} cannot be had: {describe_exception(error)}"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return ", did you mean ...?" with the closest known words, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=3)
-    return f", did you mean {' or '.join(close)}?" if close else ""
+    return did_you_mean(difflib.get_close_matches(word, list(known), n=3))
+
+
+def did_you_mean(candidates: Iterable[str], prefix: str = "") -> str:
+    """Return ", did you mean ...?" with these words, or an empty string if there are none."""
+    listed = " or ".join(f"{prefix}{candidate}" for candidate in candidates)
+    return f", did you mean {listed}?" if listed else ""
 
 
 @runtime_checkable
@@ -141,11 +143,11 @@ ModelsDict = Factory(
         "dqn-small": "core.models.dqn:DQNSmall",
         "dqn-mlp": "core.models.dqn:DQNMLP",
         "dqn-minatar": "core.models.dqn:DQNMinAtar",
-        "rainbow-cnn": "core.models.rainbow:RainbowCNN",
-        "rainbow-resnet": "core.models.rainbow:RainbowResNet",
-        "rainbow-small": "core.models.rainbow:RainbowSmall",
-        "rainbow-minatar": "core.models.rainbow:RainbowMinAtar",
-        "rainbow-mlp": "core.models.rainbow:RainbowMLP",
+        "rainbow-cnn": "core.models.dqn:RainbowCNN",
+        "rainbow-resnet": "core.models.dqn:RainbowResNet",
+        "rainbow-small": "core.models.dqn:RainbowSmall",
+        "rainbow-minatar": "core.models.dqn:RainbowMinAtar",
+        "rainbow-mlp": "core.models.dqn:RainbowMLP",
         "iqn-cnn": "core.models.iqn:IQNCNN",
         "iqn-resnet": "core.models.iqn:IQNResNet",
         "iqn-small": "core.models.iqn:IQNSmall",
@@ -155,8 +157,8 @@ ModelsDict = Factory(
         "r2d2-small": "core.models.r2d2:R2D2Small",
         "r2d2-minatar": "core.models.r2d2:R2D2MinAtar",
         "r2d2-mlp": "core.models.r2d2:R2D2MLP",
-        "impala-cnn": "core.models.impala:ImpalaCNN",
-        "impala-resnet": "core.models.impala:ImpalaResNet",
+        "impala-cnn": "core.models.actor_critic:ImpalaCNN",
+        "impala-resnet": "core.models.actor_critic:ImpalaResNet",
         "nature-ac": "core.models.actor_critic:NatureAC",
         "feature-ac": "core.models.actor_critic:FeatureAC",
         "small-ac": "core.models.actor_critic:SmallAC",

@@ -1,6 +1,8 @@
-"""From Options to the Context that every process of the run receives."""
+"""From Options to the Context that every process of the run receives, and to the next part of an elastic run."""
 
+import dataclasses
 import os
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -13,20 +15,18 @@ from core.checkpoint import model_file, run_checkpoint
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
 from core.common.processes import open_file_shortage
+from core.engines.run_end import BAD_OPTIONS, DONE, resume_command_hint
 from core.memory import Memory
 from core.model import Model
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
-from core.runtime.parameter_store import ParameterStore
-from core.runtime.run_counters import RateLimiter, RunCounters
-from core.runtime.run_state import RunState
+from core.runtime.run_state import ParameterStore, RateLimiter, RunCounters, RunState
 from core.specs import EnvSpec
 from utils import run_registry
-from utils.config import memory_budget, validation
+from utils.config import memory_budget, throughput, validation
 from utils.config.rows import find_row, settings_on_file
 from utils.errors import BAD_CHECKPOINT, ConfigurationError, describe_exception
 from utils.options import Options
-from utils.preflight import throughput
 
 PARTS = ("agent", "clock", "learner")  # of every checkpoint
 REPORT_BYTES, EPISODE_BYTES = 1 << 16, 100  # upper bounds of what mode 2 writes: options and versions, and each episode
@@ -39,7 +39,7 @@ def create_context(options: Options) -> tuple[Context, Agent]:
     Raises:
         ConfigurationError: memory, weights, a checkpoint or files are missing or unusable. Nothing is left on the disk.
     """
-    if options.mode == 1:
+    if options.mode == 1 and options.num_envs_per_actor == 0:
         options = throughput.resolve_num_envs(options)
     spec = validation.environment_spec(options)
     if spec.warning:
@@ -50,48 +50,36 @@ def create_context(options: Options) -> tuple[Context, Agent]:
     roles = tuple((role, index) for role, count in table.roles for index in range(count))
     initial_weights = resume_from = None
     try:
-        memory_makers = _memory_makers(options, spec, agent)
-        memories = {learner: memory_makers[learner]() for learner in options.learners_at_home if memory_makers}
-        counters, run_state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))
-        rate_limiter = RateLimiter(options.rate_limiter, counters)
+        makers = _memory_makers(options, spec, agent)
+        memories = {learner: makers[learner]() for learner in options.learners_at_home if makers}
+        counters, state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))
+        limiter = RateLimiter(options.rate_limiter, counters)
         parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
         if options.mode == 2 or options.model_file is not None:
             initial_weights = _initial_weights(options, agent.model, spec)
             if options.mode == 2:
                 _try_test_files(options, Path(options.model_file or options.model_path))
         if options.engine == "local" and (problem := open_file_shortage(len(roles))):
-            raise ConfigurationError([problem])
+            raise ConfigurationError(problem)
         if options.mode == 1:
-            options = run_registry.claim(
-                options, SAVED_COPIES * sum(tensor.nbytes for tensor in agent.model.state_dict().values())
-            )
+            size = sum(tensor.nbytes for tensor in agent.model.state_dict().values())
+            options = run_registry.claim(options, SAVED_COPIES * size)
             try:
                 if options.resume is not None:
-                    resume_from = _continue(options, counters, rate_limiter)
+                    resume_from = _continue(options, counters, limiter)
                 run_registry.save(options, settings_on_file(find_row(options.config)), spec.name)
             except BaseException:
                 run_registry.abandon(options)
                 raise
     except MemoryError as error:
-        raise ConfigurationError([str(error)]) from None
+        raise ConfigurationError(str(error)) from None
     except CheckpointError as error:
         instead = f"start a new run, from this one's best model if you like: --model_file {options.model_path}"
         if options.resume is None:
             instead = "name another model of this row with --model_file, or in mode 2 a run of it with --timestamp"
-        raise ConfigurationError([f"{error}; {instead}"], BAD_CHECKPOINT) from None
+        raise ConfigurationError(f"{error}; {instead}", BAD_CHECKPOINT) from None
     context = Context(
-        options,
-        spec,
-        roles,
-        memories,
-        parameters,
-        counters,
-        rate_limiter,
-        run_state,
-        logs,
-        resume_from,
-        initial_weights,
-        memory_makers,
+        options, spec, roles, memories, parameters, counters, limiter, state, logs, resume_from, initial_weights, makers
     )
     if options.mode == 1:  # the folder is locked as long as the context lives
         weakref.finalize(context, os.close, run_registry.locks.pop(options.log_folder))
@@ -159,11 +147,8 @@ def _try_test_files(options: Options, model: Path) -> None:
             model_file.try_test_file(path, REPORT_BYTES + options.episodes * EPISODE_BYTES)
         except OSError as error:
             raise ConfigurationError(
-                [
-                    f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a "
-                    "copy of the model in "
-                    "another folder with --model_file"
-                ]
+                f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a copy of the model "
+                "in another folder with --model_file"
             ) from None
 
 
@@ -184,3 +169,53 @@ def _continue(options: Options, counters: RunCounters, rate_limiter: RateLimiter
             f"the counters of checkpoint {newest} are not of a run ({describe_exception(error)})"
         ) from None
     return newest
+
+
+class ElasticRun:
+    """The parts of an elastic run (supervisor.elastic).
+
+    Each continues the one before with as many learners as nodes have room for.
+    """
+
+    def __init__(self, options: Options):
+        self._begin, self._seconds = time.monotonic(), options.seconds
+        self._losses: list[float] = []  # monotonic seconds of those in the last supervisor.restart_window
+        self._learners = 0  # of the last part that started
+
+    def next_options(self, options: Options, exit_code: int, learners: int | None) -> Options | None:
+        """Return the options of the next part, or None if the run has ended.
+
+        Args:
+            options: Those of the part that ended.
+            exit_code: That of this part.
+            learners: Number with which the engine says that the run can go on, or None.
+        """
+        if learners is None:
+            return None
+        params, now = options.supervisor, time.monotonic()
+        if exit_code != DONE:
+            self._losses = [loss for loss in self._losses if now - loss < params.restart_window] + [now]
+        if len(self._losses) > params.max_restarts:
+            log_to_stderr(
+                f"supervisor: learners were lost {len(self._losses)} times within {params.restart_window:g} s "
+                "(supervisor.restart_window), more than supervisor.max_restarts; the run ends"
+            )
+        if len(self._losses) > params.max_restarts or not any(options.checkpoint_folder.glob("step_*")):
+            log_to_stderr(f"supervisor: {resume_command_hint(options)}")
+            return None
+        if exit_code != BAD_OPTIONS:
+            self._learners = options.num_learners
+        elif options.num_learners > self._learners > 0:
+            log_to_stderr("supervisor: the run takes in no more learners (supervisor.elastic)")
+            params = dataclasses.replace(params, elastic=self._learners)
+        actors = options.num_actors // options.num_learners * learners
+        log_to_stderr(f"supervisor: the run goes on with learners={learners} and actors={actors} from its checkpoint")
+        return dataclasses.replace(
+            options,
+            resume=options.signature,
+            model_file=None,
+            num_learners=learners,
+            num_actors=actors,
+            supervisor=params,
+            seconds=None if self._seconds is None else max(self._seconds - (now - self._begin), 0.001),
+        )

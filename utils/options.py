@@ -427,10 +427,10 @@ PPO_MINATAR = {**PPO, "env_type": "minatar", "model_type": "minatar-ac", "agent.
                "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30,
                "steps": 5_000_000}
 PPO_MUJOCO = {**PPO, "env_type": "gym", "model_type": "mlp-ac", "model.value_torso": True,
-              "model.normalize_observations": True, "agent.normalize_rewards": True,
-              "agent.unroll_length": 2_048, "agent.epochs": 10, "agent.minibatches": 32, "agent.entropy_cost": 0.0,
-              "agent.learning_rate": 3e-4, "num_envs_per_actor": 1,
-              "learner.threads": 1, "evaluator.period": 60.0, "evaluator.episodes": 10, "steps": 1_000_000}
+              "model.normalize_observations": True, "agent.normalize_rewards": True, "agent.unroll_length": 2_048,
+              "agent.epochs": 10, "agent.minibatches": 32, "agent.entropy_cost": 0.0, "agent.learning_rate": 3e-4,
+              "num_envs_per_actor": 1, "learner.compile": "auto", "learner.threads": 1, "evaluator.period": 60.0,
+              "evaluator.episodes": 10, "steps": 1_000_000}
 CONFIGS += [
     {"name": "ppo-cartpole", **PPO_CARTPOLE},
     {"name": "ppo-pong-small", "game": "pong", **PPO_ATARI, "model_type": "small-ac", "env.resolution": 42,

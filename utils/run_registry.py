@@ -43,7 +43,7 @@ def find(root: str, signature: str) -> SavedRun:
     if any(os.path.exists(models / f"{signature}{suffix}") for suffix in ("_checkpoints", ".pth")):
         return SavedRun(signature, None, {}, {})
     hint = suggestion(signature, [run.signature for run in runs])
-    raise ConfigurationError([f"there is no run {signature} in {models.parent / 'logs'}{hint}"], BAD_CHECKPOINT)
+    raise ConfigurationError(f"there is no run {signature} in {models.parent / 'logs'}{hint}", BAD_CHECKPOINT)
 
 
 def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix: str) -> SavedRun:
@@ -65,17 +65,14 @@ def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix
             return run
     listed = ", ".join(f"{name}={value}" for name, value in wanted.items() if name != "config")
     other = next((run for run in candidates if run.config == wanted["config"]), None)
-    hint = (
-        ""
-        if other is None
-        else f"; its newest run, {other.signature}, has "
-        + ", ".join(f"{name}={other.options.get(name)}" for name in _differences(other, wanted, environment))
-    )
+    hint = ""
+    if other is not None:
+        different = _differences(other, wanted, environment)
+        others = ", ".join(f"{name}={other.options.get(name)}" for name in different)
+        hint = f"; its newest run, {other.signature}, has {others}"
     raise ConfigurationError(
-        [
-            f"no run of {wanted['config']} with {listed} in {Path(root) / 'logs'} has left "
-            f"models/<signature>{suffix}: train one first{hint}"
-        ],
+        f"no run of {wanted['config']} with {listed} in {Path(root) / 'logs'} has left "
+        f"models/<signature>{suffix}: train one first{hint}",
         BAD_CHECKPOINT,
     )
 
@@ -99,16 +96,10 @@ def read(log_folder: Path) -> SavedRun | None:
     """Return the run with this log folder, or None if its settings are not readable."""
     try:
         saved = json.loads((log_folder / RUN_FILE).read_text())
-        config, options, file_settings = saved["config"], saved["options"], saved["file"]
-        if isinstance(config, str) and isinstance(options, dict) and isinstance(file_settings, dict):
-            return SavedRun(
-                log_folder.resolve().name,
-                config,
-                dotted(options),
-                file_settings,
-                saved.get("exit_code"),
-                saved.get("environment"),
-            )
+        config, options, file = saved["config"], saved["options"], saved["file"]
+        if isinstance(config, str) and isinstance(options, dict) and isinstance(file, dict):
+            ended = saved.get("exit_code"), saved.get("environment")
+            return SavedRun(log_folder.resolve().name, config, dotted(options), file, *ended)
     except (ValueError, KeyError, TypeError, OSError, RecursionError):
         pass
     return None
@@ -148,12 +139,12 @@ def claim(options: Options, size: int = 0) -> Options:
     except OSError as error:
         abandon(options)
         raise ConfigurationError(
-            [f"the run's folders cannot be made: {error}; --root names another place for models and logs"]
+            f"the run's folders cannot be made: {error}; --root names another place for models and logs"
         ) from None
     if not locked:
         os.close(locks.pop(options.log_folder))
         raise ConfigurationError(
-            [f"run {options.signature} is still running: it cannot be continued twice; stop it, or begin another"]
+            f"run {options.signature} is still running: it cannot be continued twice; stop it, or begin another"
         )
     return options
 
@@ -180,11 +171,8 @@ def _try_models(options: Options, size: int) -> None:
             os.posix_fallocate(file.fileno(), 0, needed)
     except OSError as error:
         raise ConfigurationError(
-            [
-                f"models cannot be saved in {folder}, where {needed:,} bytes were tried "
-                f"({error.strerror}): make room or "
-                "lift the limit (ulimit -f), or name another place for models and logs with --root"
-            ]
+            f"models cannot be saved in {folder}, where {needed:,} bytes were tried ({error.strerror}): make room "
+            "or lift the limit (ulimit -f), or name another place for models and logs with --root"
         ) from None
 
 
@@ -218,9 +206,8 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
     try:
         _write(options.log_folder, content)
     except OSError as error:
-        raise ConfigurationError(
-            [f"the run's folder cannot be written: {error}; make room, or name another place with --root"]
-        ) from None
+        problem = f"the run's folder cannot be written: {error}; make room, or name another place with --root"
+        raise ConfigurationError(problem) from None
 
 
 def fresh_timestamp(root: str, machine: str) -> str:

@@ -1,12 +1,20 @@
-"""Check every time step that an environment returns against its EnvSpec."""
+"""Check what environments return against the contract of core/env.py, and adapt their actions to an agent.
 
+- `ValidatedEnv` wraps the environments of a run. It checks each time step against the EnvSpec.
+- `JointActionsEnv` lets agents that take one discrete action act where an environment wants several choices at once.
+- `play_randomly` checks what is left of the contract's clauses, one time step at a time.
+"""
+
+import math
 import reprlib
+from dataclasses import replace
 
 import numpy as np
 
-from core.acting.env_conformance import can_act, is_terminated
 from core.common.foreign_code import foreign_code
 from core.env import Env
+from core.ops.actions import random_legal_actions
+from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import TimeStep
 
 EXPECTED_DTYPES = {"f": "float32", "b": "bool", "u": "uint8", "i": "int64"}
@@ -95,12 +103,119 @@ class ValidatedEnv(Env):
 
     def _with_legal_actions(self, timestep: TimeStep) -> TimeStep:
         """Allow all actions where the episode has terminated and the environment allows none."""
-        able = can_act(self._env.spec, timestep)
+        space = self._env.spec.action
+        assert timestep.action_mask is not None and not isinstance(space, Continuous)
+        begins = np.cumsum((0, *space.choices[:-1]), dtype=np.int64)
+        able = np.asarray(np.logical_or.reduceat(timestep.action_mask, begins, axis=1).all(1))  # [E], in each choice
         if able.all():
             return timestep
-        if (stuck := ~able & ~is_terminated(timestep)).any():
+        if (stuck := ~able & ~(timestep.last & (timestep.discount == 0))).any():
             raise ValueError(
                 f"action_mask of stream {int(stuck.argmax()) + self._first_stream} of {self.spec.name} at step "
                 f"{self._steps} has no legal action, expected at least one"
             )
         return timestep._replace(action_mask=timestep.action_mask | ~able[:, None])
+
+
+class JointActionsEnv(ValidatedEnv):
+    """Wrap an Env of MultiDiscrete actions so that every combination of choices is one Discrete action."""
+
+    def __init__(self, env: Env, num_envs: int):
+        super().__init__(env, num_envs)
+        assert isinstance(env.spec.action, MultiDiscrete)
+        nvec = env.spec.action.nvec
+        self.spec = replace(env.spec, action=Discrete(env.spec.action.num_joint_actions, nvec))
+        combinations = split_joint_actions(self.spec.action, np.arange(env.spec.action.num_joint_actions))
+        self._places = combinations + np.cumsum(nvec) - nvec  # [A, choices] of each combination in a mask of choices
+
+    def step(self, action: np.ndarray) -> TimeStep:
+        return super().step(split_joint_actions(self.spec.action, action))
+
+    def send(self, action: np.ndarray) -> None:
+        super().send(split_joint_actions(self.spec.action, action))
+
+    def _validate(self, timestep: TimeStep) -> TimeStep:
+        timestep = super()._validate(timestep)
+        if timestep.action_mask is None:
+            return timestep
+        return timestep._replace(action_mask=np.asarray(timestep.action_mask[:, self._places].all(2)))
+
+
+def split_joint_actions(action: ActionSpec, chosen: np.ndarray) -> np.ndarray:
+    """Return the choices [E, choices] of combinations [E]; actions of any other space as they are."""
+    if not (isinstance(action, Discrete) and action.nvec):
+        return chosen
+    return np.stack(np.unravel_index(chosen, action.nvec), 1)
+
+
+def play_randomly(env: Env, num_envs: int, steps: int, seed: int) -> tuple[list[str], int]:
+    """Reset, then take `steps` steps with uniform random actions, or fewer if one violates the contract.
+
+    Returns:
+        The violations of the last step, and the number of episodes that ended.
+    """
+    generator = np.random.default_rng(seed)
+    previous, episodes = None, 0
+    timestep = env.reset(seed)
+    for number in range(steps + 1):
+        violations = contract_violations(env.spec, timestep, previous)
+        if violations:
+            return [f"step {number} of random play: {violation}" for violation in violations], episodes
+        episodes += int(timestep.last.sum())
+        # A copy, because an environment may reuse its arrays.
+        previous = TimeStep._make(None if field is None else np.array(field) for field in timestep)
+        timestep = env.step(random_actions(env.spec.action, num_envs, generator, timestep.action_mask))
+    return [], episodes
+
+
+def contract_violations(spec: EnvSpec, timestep: TimeStep, previous: TimeStep | None) -> list[str]:
+    """Return one sentence for each clause of the contract that a step violates, which ValidatedEnv has let pass.
+
+    The step after the end of an episode starts the next one, without a reward (next-step autoreset). `previous` is the
+    step before, or None after a reset.
+    """
+    dtypes = {"observation": spec.frame.dtype} | dict.fromkeys(("reward", "discount", "raw_reward"), "float32")
+    arrays = {name: getattr(timestep, name) for name in dtypes}
+    errors = [
+        f"{name} is {array.dtype} {list(array.shape)}, expected {dtypes[name]} {list(array.shape)}"
+        for name, array in arrays.items()
+        if array.dtype != np.dtype(dtypes[name])
+    ]
+    first, discount = timestep.first, timestep.discount
+    starts, rule = np.ones(len(first), bool), "a reset starts an episode in every stream"
+    if previous is not None:
+        starts, rule = previous.last, "an episode starts exactly where one ended before"
+    outside, rewarded = (discount < 0) | (discount > 1), (timestep.reward != 0) | (timestep.raw_reward != 0)
+    violations = {
+        f"discount of streams {{}} is outside 0 .. 1: {discount[outside]}": outside,
+        f"first is wrong in streams {{}}: {rule}": first != starts,
+        "first and last are both true in streams {}": first & timestep.last,
+        "an episode's first observation earned a reward in streams {}": first & rewarded,
+        "an episode's first observation has a discount other than 1 in streams {}": first & (discount != 1),
+    }
+    found = {text: ", ".join(map(str, np.flatnonzero(streams))) for text, streams in violations.items()}
+    errors += [text.format(streams) for text, streams in found.items() if streams]
+    beside = spec.picture_of_parts  # the bytes after a picture are floats
+    pictures = timestep.observation[..., : math.prod(beside)] if beside else timestep.observation
+    low, high = pictures.min(), pictures.max()
+    if spec.is_image and (low < 0 or high > spec.max_value):
+        errors.append(f"observation has values {low} .. {high}, outside 0 .. {spec.max_value:g}")
+    return errors
+
+
+def random_actions(
+    space: ActionSpec, num_envs: int, generator: np.random.Generator, legal: np.ndarray | None = None
+) -> np.ndarray:
+    """Draw uniform actions [E, ...] from the action space, those of TimeStep.action_mask if it is given."""
+    if isinstance(space, Mixed):
+        parts = (MultiDiscrete(space.nvec), legal), (space.continuous, None)
+        drawn = [random_actions(part, num_envs, generator, mask) for part, mask in parts]
+        return np.concatenate(drawn, 1, dtype=np.float32)
+    if legal is not None and not isinstance(space, Continuous):
+        return random_legal_actions(legal, space.choices, generator).reshape(num_envs, *space.array.shape)
+    if isinstance(space, Discrete):
+        return generator.integers(space.num_actions, size=num_envs)
+    if not isinstance(space, Continuous):
+        return generator.integers(space.nvec, size=(num_envs, len(space.nvec)))
+    actions = generator.uniform(space.low, space.high, (num_envs, *space.low.shape)).astype(np.float32)
+    return np.clip(actions, space.low, space.high)  # because rounding to float32 can leave the space

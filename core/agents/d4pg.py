@@ -8,8 +8,8 @@
 from pydantic import Field
 from torch import Tensor
 
-from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, TransitionBatch
-from core.agents.base.deterministic_policy import Deterministic
+from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, Deterministic
+from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss
 

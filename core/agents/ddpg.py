@@ -7,8 +7,8 @@
 
 from torch import Tensor
 
-from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, TransitionBatch
-from core.agents.base.deterministic_policy import Deterministic, value_losses
+from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, Deterministic, value_losses
+from core.agents.base.transitions import TransitionBatch
 
 
 class DDPG(Deterministic):

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from core.agents.base.q_learning import MunchausenParams, QLearning, QLearningParams
+from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams
+from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
-from core.learning.optimizer import Loss
-from core.ops.action_masks import mask_actions
-from core.ops.munchausen import munchausen_bonus, soft_bootstrap
-from core.ops.returns import bootstrap_position, n_step_return
+from core.learning.gradients import Loss
+from core.ops.actions import mask_actions
+from core.ops.returns import bootstrap_position, n_step_return, soft_bootstrap
 from core.specs import ArraySpec
 from core.types import Batch, Window
 
@@ -62,41 +62,28 @@ class DQN(QLearning):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        params = self.params
-        window = batch.window
-        returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, params.gamma)
-        observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
-        actions = window.actions[0].to(self.device)  # [B]
-        legal, bootstrap_legal = self.legal_actions(window)
-        bootstrap = self._bootstrap(observations[1], bootstrap_legal)
-        targets = returns.to(self.device) + discounts.to(self.device) * bootstrap  # [B]
-        if params.munchausen_alpha:
-            targets = targets + self._bonus(observations[0], actions, legal)
-        values = self.model(observations[0], ())[0]  # [B, A]
-        q_taken = values.gather(1, actions[:, None])[:, 0]  # [B]
-        loss = (batch.weights.to(self.device) * LOSSES[params.loss](q_taken, targets, reduction="none")).mean()
+        transitions = self.transitions(batch.window)
+        targets = self._targets(transitions)  # [B]
+        values = self.model(transitions.observation, ())[0]  # [B, A]
+        q_taken = values.gather(1, transitions.action[:, None])[:, 0]  # [B]
+        losses = LOSSES[self.params.loss](q_taken, targets, reduction="none")  # [B]
+        loss = (batch.weights.to(self.device) * losses).mean()
         errors = (targets - q_taken.detach()).abs()
         return Loss(loss, {"q_mean": values.detach().mean(), "td_error": errors.mean()}, errors)
 
     @torch.no_grad()
-    def _bootstrap(self, observation: Tensor, legal: Tensor | None) -> Tensor:
-        """Return the value [B] of each window's final observation."""
-        values = mask_actions(self.target(observation, ())[0], legal)  # [B, A]
-        if self.params.munchausen_alpha:
-            return soft_bootstrap(values, values, self.params.munchausen_temperature)
-        if not self.params.double_q:
-            return values.amax(1)
-        chooser = mask_actions(self.model(observation, ())[0], legal)
-        return values.gather(1, chooser.argmax(1, keepdim=True))[:, 0]
-
-    @torch.no_grad()
-    def _bonus(self, observation: Tensor, actions: Tensor, legal: Tensor | None) -> Tensor:
-        """Return Munchausen's addition [B] to the rewards of actions [B]."""
-        params = self.params
-        return munchausen_bonus(
-            mask_actions(self.target(observation, ())[0], legal),
-            actions,
-            params.munchausen_alpha,
-            params.munchausen_temperature,
-            params.munchausen_clip,
-        )
+    def _targets(self, transitions: TransitionBatch) -> Tensor:
+        """Compute the targets R + D V(s_n) [B], V by the target network and double_q, or Munchausen's."""
+        params, legal = self.params, transitions.next_legal
+        values = mask_actions(self.target(transitions.next_observation, ())[0], legal)  # [B, A]
+        if params.munchausen_alpha:
+            bootstrap = soft_bootstrap(values, values, params.munchausen_temperature)
+        elif params.double_q:
+            chooser = mask_actions(self.model(transitions.next_observation, ())[0], legal)
+            bootstrap = values.gather(1, chooser.argmax(1, keepdim=True))[:, 0]
+        else:
+            bootstrap = values.amax(1)
+        targets = transitions.returns + transitions.bootstrap_discounts * bootstrap
+        if params.munchausen_alpha:
+            targets = targets + self.munchausen_bonus(self.target(transitions.observation, ())[0], transitions)
+        return targets

@@ -18,9 +18,8 @@ from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgentParams, SumLossAgent
 from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_mean
-from core.learning.optimizer import Loss, OptimizerName
-from core.learning.schedules import UpdateCounter
-from core.learning.target_network import TargetUpdater
+from core.learning.gradients import Loss
+from core.learning.optimizer import OptimizerName, TargetUpdater, UpdateCounter
 from core.model import disable_host_sync
 from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss
 from core.ops.vtrace import vtrace
@@ -133,17 +132,13 @@ class Impact(SumLossAgent):
         self._updates.plan(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
+    def checkpoint_parts(self) -> dict[str, Any]:
+        return {**super().checkpoint_parts(), "target": self.target, "updates": self._updates}
+
     def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "target": self.target.state_dict(),
-            "updates": self._updates.made,
-            "kl_coefficient": float(self._kl_coefficient),
-        }
+        return {**super().state_dict(), "kl_coefficient": float(self._kl_coefficient)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.target.load_state_dict(state["target"])
-        self._updates.restore(state["updates"])
         if self.params.kl_coefficient and state["kl_coefficient"]:  # else the adaptation begins here, or has ended
             self._kl_coefficient.fill_(state["kl_coefficient"])

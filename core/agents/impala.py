@@ -17,7 +17,7 @@ from torch import Tensor
 from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgentParams, SumLossAgent
 from core.common.settings import frozen_dataclass
-from core.learning.optimizer import Loss
+from core.learning.gradients import Loss
 from core.ops.policy_losses import (
     baseline_loss,
     entropy_loss,

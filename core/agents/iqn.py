@@ -12,15 +12,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agents.base.q_learning import MunchausenParams, QLearning, QLearningParams
+from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams, select_actions
+from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
-from core.learning.optimizer import Loss
+from core.device.torch_runtime import on_device
+from core.learning.gradients import Loss
 from core.model import Model
-from core.ops.action_masks import mask_actions
+from core.ops.actions import mask_actions
 from core.ops.distributional import implicit_quantile_loss
-from core.ops.munchausen import munchausen_bonus, soft_bootstrap
-from core.ops.returns import n_step_return
+from core.ops.returns import soft_bootstrap
 from core.types import Batch, QuantileInputs, State, TimeStep
 
 
@@ -61,40 +61,31 @@ class IQN(QLearning):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        params, window = self.params, batch.window
-        returns, discounts = (
-            part.to(self.device) for part in n_step_return(window.rewards, window.discounts, window.lasts, params.gamma)
-        )
-        observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
-        actions = window.actions[0].to(self.device)  # [B]
-        legal, bootstrap_legal = self.legal_actions(window)
-        with torch.no_grad():
-            if params.munchausen_alpha:
-                returns = returns + self._bonus(observations[0], actions, legal)
-            bootstrap = self._bootstrap(observations[1], bootstrap_legal)
-            target = returns[:, None] + discounts[:, None] * bootstrap  # [B, N']
-        fractions = self._draw_fractions(len(actions), params.quantiles)
-        quantiles = self.model(QuantileInputs(observations[0], fractions), ())[0]  # [B, A, N]
-        losses = implicit_quantile_loss(_select_actions(quantiles, actions), fractions, target, params.kappa)  # [B]
+        params, transitions = self.params, self.transitions(batch.window)
+        target = self._targets(transitions)  # [B, N']
+        fractions = self._draw_fractions(len(batch.weights), params.quantiles)
+        quantiles = self.model(QuantileInputs(transitions.observation, fractions), ())[0]  # [B, A, N]
+        taken = select_actions(quantiles, transitions.action)
+        losses = implicit_quantile_loss(taken, fractions, target, params.kappa)  # [B]
         loss = (batch.weights.to(self.device) * losses).mean()
         return Loss(loss, {"q_mean": quantiles.detach().mean()}, losses.detach())
 
-    def _bonus(self, observation: Tensor, actions: Tensor, legal: Tensor | None) -> Tensor:
-        """Return Munchausen's addition [B] to the rewards of actions [B]."""
-        params = self.params
-        values = mask_actions(self._quantiles(self.target, observation).mean(2), legal)
-        return munchausen_bonus(
-            values, actions, params.munchausen_alpha, params.munchausen_temperature, params.munchausen_clip
-        )
-
-    def _bootstrap(self, observation: Tensor, legal: Tensor | None) -> Tensor:
-        """Return the target network's quantiles [B, N'] of the best action, or of Munchausen's policy."""
-        quantiles = self._quantiles(self.target, observation)  # [B, A, N']
-        if self.params.munchausen_alpha:
-            values = mask_actions(quantiles.mean(2), legal)
-            return soft_bootstrap(values, quantiles, self.params.munchausen_temperature)
-        chooser = self._quantiles(self.model, observation) if self.params.double_q else quantiles
-        return _select_actions(quantiles, mask_actions(chooser.mean(2), legal).argmax(1))
+    @torch.no_grad()
+    def _targets(self, transitions: TransitionBatch) -> Tensor:
+        """Compute R + D Z(s_n) [B, N'], Z the target's quantiles of the best action, or of Munchausen's policy."""
+        params, returns = self.params, transitions.returns
+        if params.munchausen_alpha:
+            values = self._quantiles(self.target, transitions.observation).mean(2)
+            returns = returns + self.munchausen_bonus(values, transitions)
+        bootstrap = self._quantiles(self.target, transitions.next_observation)  # [B, A, N']
+        if params.munchausen_alpha:
+            values = mask_actions(bootstrap.mean(2), transitions.next_legal)
+            bootstrap = soft_bootstrap(values, bootstrap, params.munchausen_temperature)
+        else:
+            chooser = self._quantiles(self.model, transitions.next_observation) if params.double_q else bootstrap
+            best = mask_actions(chooser.mean(2), transitions.next_legal).argmax(1)
+            bootstrap = select_actions(bootstrap, best)
+        return returns[:, None] + transitions.bootstrap_discounts[:, None] * bootstrap
 
     def _quantiles(self, model: Model, observation: Tensor) -> Tensor:
         """Return quantiles [B, A, N'] at drawn fractions."""
@@ -104,8 +95,3 @@ class IQN(QLearning):
 
     def _draw_fractions(self, size: int, number: int) -> Tensor:
         return torch.rand(size, number, device=self.device)
-
-
-def _select_actions(quantiles: Tensor, actions: Tensor) -> Tensor:
-    """Return the quantiles [B, N] of actions [B] among [B, A, N]."""
-    return quantiles.gather(1, actions[:, None, None].expand(-1, 1, quantiles.shape[2]))[:, 0]

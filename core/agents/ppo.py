@@ -24,12 +24,13 @@ from core.agent import ActorOutput, LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
 from core.agents.base.rollout_epochs import Compile, RolloutAgentParams, RolloutEpochs, normalized_weights
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
+from core.device.torch_runtime import on_device
 from core.distributed.learner_group import all_reduce_mean, all_reduce_sum
-from core.learning.optimizer import Loss, OptimizerName
+from core.learning.gradients import Loss
+from core.learning.optimizer import OptimizerName
 from core.model import Model, disable_host_sync
 from core.models.layers.running_normalization import RunningNormalization
-from core.ops.action_masks import mask_actions
+from core.ops.actions import mask_actions
 from core.ops.policy_losses import clipped_policy_loss, clipped_value_loss
 from core.ops.returns import generalised_advantages
 from core.ops.vtrace import lambda_advantages, vtrace
@@ -248,19 +249,21 @@ class PPO(ActorCriticAgent):
         disable_host_sync(self.model)
         self._epochs.plan(count)
 
+    @classmethod
+    def compiled_calls(cls, params: PPOParams) -> int:
+        return params.steps_per_update
+
     def compile_parts(self, compiled: Compile) -> bool:
         self._epochs.compile_steps(compiled)
         return True
 
     # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        returns = {} if self._returns is None else {"returns": self._returns.state_dict()}
-        return {**super().state_dict(), **returns}
+    def checkpoint_parts(self) -> dict[str, Any]:
+        return super().checkpoint_parts() | ({"returns": self._returns} if self._returns else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        if self._returns is not None and "returns" in state:
-            self._returns.load_state_dict(state["returns"])
+        # A continued run that did not normalise rewards so far has no statistics of returns.
+        super().load_state_dict(({"returns": self._returns.state_dict()} if self._returns else {}) | state)
 
 
 def _explained_variance(samples: Samples, residuals: Tensor) -> Tensor:

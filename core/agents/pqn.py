@@ -24,9 +24,10 @@ from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.action_values import ActionValueAgent, ActionValueParams
 from core.agents.base.rollout_epochs import Compile, RolloutAgentParams, RolloutEpochs, normalized_weights
 from core.common.settings import frozen_dataclass
-from core.learning.optimizer import Loss, OptimizerName
+from core.learning.gradients import Loss
+from core.learning.optimizer import OptimizerName
 from core.model import disable_host_sync
-from core.ops.action_masks import mask_actions
+from core.ops.actions import mask_actions
 from core.ops.returns import generalised_advantages
 from core.specs import ArraySpec, WindowSpec
 from core.types import ACTION_MASK, Batch, Window
@@ -136,14 +137,14 @@ class PQN(ActionValueAgent):
         disable_host_sync(self.model)
         self._epochs.plan(count)
 
+    @classmethod
+    def compiled_calls(cls, params: PQNParams) -> int:
+        return params.steps_per_update
+
     def compile_parts(self, compiled: Compile) -> bool:
         self._epochs.compile_steps(compiled)
         return True
 
     # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self._epochs.optimizer.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self._epochs.optimizer.load_state_dict(state["optimizer"])
+    def checkpoint_parts(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self._epochs.optimizer}

@@ -18,14 +18,13 @@ from pydantic import Field
 from torch import Tensor
 
 from core.agent import ActorOutput
-from core.agents.base.q_learning import QLearning, QLearningParams
+from core.agents.base.action_values import QLearning, QLearningParams
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
-from core.learning.optimizer import Loss
+from core.device.torch_runtime import on_device
+from core.learning.gradients import Loss
 from core.model import Model
-from core.ops.action_masks import mask_actions
-from core.ops.returns import n_step_targets
-from core.ops.value_rescaling import rescaled, unrescaled
+from core.ops.actions import mask_actions
+from core.ops.returns import n_step_targets, rescaled, unrescaled
 from core.specs import ArraySpec, WindowSpec
 from core.types import ACTION_MASK, Batch, OARInputs, State, TimeStep, Window
 

@@ -15,14 +15,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agents.base.q_learning import MunchausenParams, QLearning, QLearningParams
+from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams, select_actions
+from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
-from core.learning.optimizer import Loss
-from core.ops.action_masks import mask_actions
+from core.device.torch_runtime import on_device
+from core.learning.gradients import Loss
+from core.ops.actions import mask_actions
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
-from core.ops.munchausen import munchausen_bonus, soft_bootstrap
-from core.ops.returns import n_step_return
+from core.ops.returns import soft_bootstrap
 from core.types import Batch, State, TimeStep
 
 
@@ -132,40 +132,24 @@ class Rainbow(QLearning):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        window = batch.window
-        returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
-        observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
-        actions, returns = window.actions[0].to(self.device), returns.to(self.device)  # [B]
-        legal, bootstrap_legal = self.legal_actions(window)
-        bootstrap = self._bootstrap(observations[1], bootstrap_legal)  # [B, N]
-        if self.params.munchausen_alpha:
-            returns = returns + self._bonus(observations[0], actions, legal)
-        output = self.model(observations[0], ())[0]  # [B, A, N]
-        taken = _select_actions(output, actions)
-        losses = self._distribution.losses(taken, bootstrap, returns, discounts.to(self.device))  # [B]
+        transitions = self.transitions(batch.window)
+        bootstrap, returns = self._bootstrap(transitions)  # [B, N], [B]
+        output = self.model(transitions.observation, ())[0]  # [B, A, N]
+        taken = select_actions(output, transitions.action)
+        losses = self._distribution.losses(taken, bootstrap, returns, transitions.bootstrap_discounts)  # [B]
         loss = (batch.weights.to(self.device) * losses).mean()
         q_mean = self._distribution.mean(output.detach()).mean()
         return Loss(loss, {"q_mean": q_mean}, losses.detach().clamp(min=0))  # rounding may take a KL below 0
 
     @torch.no_grad()
-    def _bootstrap(self, observation: Tensor, legal: Tensor | None) -> Tensor:
-        """Return the target network's distribution [B, N] of the best action at each window's final observation."""
+    def _bootstrap(self, transitions: TransitionBatch) -> tuple[Tensor, Tensor]:
+        """Return the target network's distribution [B, N] of the best next action, or Munchausen's; and returns [B]."""
+        params, mean, observation = self.params, self._distribution.mean, transitions.next_observation
         output = self.target(observation, ())[0]  # [B, A, N]
-        if self.params.munchausen_alpha:
-            values = mask_actions(self._distribution.mean(output), legal)
-            return soft_bootstrap(values, output, self.params.munchausen_temperature)
-        chooser = self.model(observation, ())[0] if self.params.double_q else output
-        return _select_actions(output, mask_actions(self._distribution.mean(chooser), legal).argmax(1))
-
-    @torch.no_grad()
-    def _bonus(self, observation: Tensor, actions: Tensor, legal: Tensor | None) -> Tensor:
-        """Return Munchausen's addition [B] to the rewards of actions [B]."""
-        params, values = self.params, mask_actions(self._distribution.mean(self.target(observation, ())[0]), legal)
-        return munchausen_bonus(
-            values, actions, params.munchausen_alpha, params.munchausen_temperature, params.munchausen_clip
-        )
-
-
-def _select_actions(output: Tensor, actions: Tensor) -> Tensor:
-    """Return the outputs [B, N] of actions [B] among outputs [B, A, N]."""
-    return output.gather(1, actions[:, None, None].expand(-1, 1, output.shape[2]))[:, 0]
+        if params.munchausen_alpha:
+            values = mask_actions(mean(output), transitions.next_legal)
+            bonus = self.munchausen_bonus(mean(self.target(transitions.observation, ())[0]), transitions)
+            return soft_bootstrap(values, output, params.munchausen_temperature), transitions.returns + bonus
+        chooser = mean(self.model(observation, ())[0] if params.double_q else output)
+        best = mask_actions(chooser, transitions.next_legal).argmax(1)
+        return select_actions(output, best), transitions.returns

@@ -11,16 +11,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from core.agents.base.continuous_control import (
-    ContinuousControl,
-    ControlAgentParams,
-    CriticLosses,
-    TransitionBatch,
-    twin_losses,
-)
+from core.agents.base.continuous_control import ContinuousControl, ControlAgentParams, CriticLosses, twin_losses
+from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
-from core.learning.optimizer import Loss, Optimizer
-from core.ops.squashed_gaussian import squashed_gaussian
+from core.learning.gradients import Loss
+from core.learning.optimizer import Optimizer
+from core.ops.policy_distributions import squashed_gaussian
 
 LOG_DEVIATIONS = -20.0, 2.0  # bounds to which they are clipped, as in the authors' code
 
@@ -107,15 +103,13 @@ class SAC(ContinuousControl):
         super().prepare_updates(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
+    def checkpoint_parts(self) -> dict[str, Any]:
+        return {**super().checkpoint_parts(), "temperature_optimizer": self.temperature_optimizer}
+
     def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "log_temperature": self.log_temperature.detach(),
-            "temperature_optimizer": self.temperature_optimizer.state_dict(),
-        }
+        return {**super().state_dict(), "log_temperature": self.log_temperature.detach()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         if self.params.learn_temperature:
             self.log_temperature.data.copy_(state["log_temperature"])
-        self.temperature_optimizer.load_state_dict(state["temperature_optimizer"])

@@ -10,8 +10,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, TransitionBatch, twin_losses
-from core.agents.base.deterministic_policy import Deterministic, value_losses
+from core.agents.base.continuous_control import (
+    ControlAgentParams,
+    CriticLosses,
+    Deterministic,
+    twin_losses,
+    value_losses,
+)
+from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 
 

@@ -47,7 +47,7 @@ class SharedArrays(dict[str, np.ndarray]):
     """
 
     # Two objects are equal if they are one: a weak set holds them, and arrays have no single truth value.
-    __eq__, __hash__ = object.__eq__, object.__hash__
+    __eq__, __hash__ = object.__eq__, object.__hash__  # type: ignore[assignment]
 
     def __init__(self, specs: Mapping[str, ArraySpec], descriptor: int | None = None):
         self._specs, size, offset = dict(specs), total_bytes(specs), 0

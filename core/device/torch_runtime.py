@@ -1,43 +1,114 @@
-"""Settings of torch for one process: threads, TF32, free memory of a device."""
+"""Torch in one process: host-to-device copies, free memory of a device, threads.
 
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+Copies have the same interface on CPU and CUDA. Code for CUDA only is here and in recorded_work.py.
+"""
 
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import numpy as np
 import torch
+from torch import Tensor
 
+from core.common.console import log_to_stderr
+from core.common.shared_arrays import SharedArrays
 from core.common.system import available_bytes
+
+_PINNED: weakref.WeakSet[SharedArrays] = weakref.WeakSet()  # registered with CUDA
+
+
+def upload(array: np.ndarray | Tensor, target: Tensor) -> None:
+    """Copy an array into a tensor of its shape, in the order of the device's work. The array may change afterwards.
+
+    On CUDA, the copy goes through pinned memory, so that Python does not wait. torch's allocator reuses that memory
+    once the copy is complete.
+    """
+    source = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
+    target.copy_(_staged(source) if target.is_cuda else source, non_blocking=True)
+
+
+def on_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Return an array as a tensor on the device.
+
+    On a CPU, the tensor shares the array's memory. On CUDA, it is copied as by `upload`, and Python does not wait.
+    """
+    source = torch.from_numpy(array)
+    return source if device.type == "cpu" else _staged(source).to(device, non_blocking=True)
+
+
+def _staged(source: Tensor) -> Tensor:
+    """Return a copy in pinned memory, also of pinned sources, which may change before the device reads them."""
+    return torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source)
+
+
+class Transfers:
+    """Copies of shared memory to a device.
+
+    On CUDA, the memory is registered as pinned, so that the device reads it in place, on a stream beside its other
+    work. If CUDA refuses that, and on a CPU, each copy is an `upload`.
+    """
+
+    def __init__(self, shared: SharedArrays, device: torch.device):
+        registered = device.type == "cuda" and _register(shared, device)
+        self._stream = torch.cuda.Stream(device) if registered else None
+        self._memory = shared.whole
+        if self._stream is not None:
+            # the current stream may still be filling the targets with zeros
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    @contextmanager
+    def together(self, after_work: bool) -> Iterator[Callable[[np.ndarray, Tensor], None]]:
+        """Yield a function that copies an array into a tensor of its shape.
+
+        When the context ends, the arrays may change and later work on the device sees all copies.
+
+        Args:
+            after_work: True if the copies must wait for all work that the device was given before.
+        """
+        if self._stream is None:
+            yield upload
+            return
+        if after_work:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield self._copy_in_place
+        self._stream.synchronize()
+
+    def _copy_in_place(self, array: np.ndarray, target: Tensor) -> None:
+        """Copy an array of the shared memory from where it lies.
+
+        Other arrays, such as decompressed frames, are uploaded: they may be freed before the device has read them.
+        """
+        if np.may_share_memory(array, self._memory):
+            target.copy_(torch.from_numpy(array), non_blocking=True)
+        else:
+            upload(array, target)
+
+
+def _register(shared: SharedArrays, device: torch.device) -> bool:
+    """Pin shared memory for as long as it is mapped here; if CUDA refuses, log it and return False."""
+    if shared in _PINNED:
+        return True
+    memory, cudart = shared.whole, torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
+        error = cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+        if not int(error):
+            _PINNED.add(shared)
+            weakref.finalize(shared, cudart.cudaHostUnregister, memory.ctypes.data).atexit = False
+            return True
+        with suppress(RuntimeError):
+            torch.ones((), device=device)  # takes the error, which the next kernel would report otherwise
+    log_to_stderr(
+        f"the {memory.nbytes:,} bytes of the replay cannot be pinned (CUDA error {int(error)}): "
+        f"steps go to {device} through copies"
+    )
+    return False
 
 
 def free_bytes(device: torch.device) -> int:
     """Return the bytes that can still be allocated on the device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
-
-
-def use_tf32(enabled: bool) -> None:
-    """Set if GPUs may round the factors of float32 products and convolutions to TF32's 10 bits, in this process."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = enabled
-
-
-def use_onednn_products(enabled: bool) -> bool:
-    """Let oneDNN in place of MKL multiply large float32 matrices in this process, and return True if it does.
-
-    MKL leaves half of the arithmetic of processors with AVX-512 idle if they are not Intel's. torch asks oneDNN where
-    products may be rounded to bfloat16. oneDNN rounds them only on processors with AMX, so the setting stays only where
-    products have all of float32's bits.
-    """
-    products: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    products.fp32_precision = "bf16" if enabled and not _is_intel() else "ieee"
-    factor = torch.full((64, 64), 1 + 2.0**-20)
-    if not torch.equal(factor @ torch.eye(64), factor):
-        products.fp32_precision = "ieee"
-    return bool(products.fp32_precision == "bf16")
-
-
-def _is_intel() -> bool:
-    with suppress(OSError):
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
-    return False
 
 
 def use_threads(count: int) -> None:

@@ -78,6 +78,7 @@ class Launcher(Protocol):
 
     def prepare(self, interrupted: Callable[[], bool]) -> None:
         """Wait until processes can be started, at most until `interrupted()`."""
+        return
 
     def start(self, role: str, index: int, threads: int) -> ProcessHandle:
         """Start the single-process of this role and index, with this number of torch's intra-op threads.
@@ -99,6 +100,7 @@ class Launcher(Protocol):
 
     def collect(self) -> None:
         """Fetch the last reports of other machines, once their processes have ended."""
+        return
 
     def close(self) -> None:
         """End everything that processes of the run have left."""

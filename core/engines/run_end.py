@@ -7,7 +7,7 @@ from typing import Any
 
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
-from core.runtime.schedule import Schedule
+from core.runtime.run_state import Schedule
 
 
 class Conditions:

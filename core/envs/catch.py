@@ -8,9 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.env import Env, EnvParams
-from core.envs.argument_checks import check_construction, checked_discrete, reset_timestep
-from core.envs.game_names import resolve_name
+from core.env import Env, EnvParams, check_construction, checked_discrete, reset_timestep, resolve_name
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 

@@ -1,22 +1,45 @@
-"""Provide the environments of any gymnasium id, such as "CartPole-v1" or "my_package:MyEnv-v0"."""
+"""Provide the environments of any gymnasium id, such as "CartPole-v1" or "my_package:MyEnv-v0".
 
+Everything that an environment of another author returns is checked and converted, one stream at a time.
+"""
+
+import reprlib
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector.utils import batch_space, iterate
 from pydantic import Field, Strict
 
+from core.common.foreign_code import foreign_code
 from core.common.settings import JsonText, frozen_dataclass
-from core.env import Env, EnvParams
-from core.envs.action_parts import ActionConverter
-from core.envs.argument_checks import check_construction, reset_timestep, stream_seeds
-from core.envs.gym_checks import CheckedEnv
+from core.env import (
+    Clipping,
+    Env,
+    EnvParams,
+    Size,
+    check_construction,
+    clipped,
+    grayscale,
+    reset_timestep,
+    resized,
+    stream_seeds,
+)
 from core.envs.gym_make import frame_rate, make_env
-from core.envs.mask_reader import MaskReader
-from core.envs.observation_parts import ObservationConverter
-from core.envs.preprocessing import Clipping, JoinedFrames, Preprocessing, Size, clipped
-from core.specs import EnvSpec
+from core.envs.gym_spaces import ActionConverter, InvalidPartError, MaskReader, ObservationConverter
+from core.specs import ArraySpec, EnvSpec
 from core.types import TimeStep
+
+OLD_API = (
+    "the old gym API; return (observation, reward, terminated, truncated, info) from step and "
+    '(observation, info) from reset, or register the class with gym 0.26 and set legacy="v21" '
+    '(shimmy\'s adapter, pip install -e ".[legacy-gym]")'
+)
+
+SUCCESS_KEYS = ("is_success", "success")  # of info in gymnasium-robotics and others: the goal is reached now
+MAX_REWARD = float(np.finfo(np.float32).max)
+_FOREIGN_CODE = foreign_code("the environment")
 
 
 @frozen_dataclass
@@ -71,16 +94,15 @@ class GymEnv(Env):
         env = made[0].env
         convert = ObservationConverter(env.observation_space, params.observation_keys)
         self._convert_action, where = ActionConverter(env.action_space), params.action_mask
+        self._action_spaces = batch_space(env.action_space, num_envs)
         read_mask = MaskReader(where, self._convert_action.spec, env.observation_space) if where else None
         if where and params.action_repeat > 1:
             raise ValueError(f"env.action_mask={where} needs env.action_repeat=1: a repeated action may become illegal")
-        image = convert.is_image
-        preprocess = Preprocessing(convert.frame, image, params.resolution, params.grayscale)
-        beside = image and convert.vector_size > 0
-        frames = JoinedFrames(preprocess, convert.vector_size) if beside else preprocess
+        image, vector_size = convert.is_image, convert.vector_size
+        preprocess = Preprocessing(convert.frame, image, vector_size, params.resolution, params.grayscale)
         self.spec = EnvSpec(
             name=made[0].name,
-            frame=frames.frame,
+            frame=preprocess.frame,
             frame_stack=params.frame_stack,
             action=self._convert_action.spec,
             frames_per_step=params.action_repeat,
@@ -90,13 +112,13 @@ class GymEnv(Env):
             frame_rate=frame_rate(env),
             warning=convert.warning,
             parts=convert.parts,
-            picture_of_parts=preprocess.frame.shape if beside else (),
+            picture_of_parts=preprocess.picture_of_parts,
             has_action_mask=bool(where),
         )
         repeat = params.action_repeat
         max_steps = params.max_steps * repeat if params.max_steps else made[0].max_steps
         self._streams = [
-            CheckedEnv(each.env, stream, max_steps, repeat, convert, frames, read_mask)
+            CheckedEnv(each.env, stream, max_steps, repeat, convert, preprocess, read_mask)
             for stream, each in enumerate(made)
         ]
         self._num_envs, self._render_mode = num_envs, render_mode
@@ -107,7 +129,7 @@ class GymEnv(Env):
 
     def reset(self, seed: int) -> TimeStep:
         seeds = stream_seeds(seed, self._num_envs).tolist()
-        observations = [stream.reset(seed=each)[0] for stream, each in zip(self._streams, seeds)]
+        observations = [stream.reset(each) for stream, each in zip(self._streams, seeds)]
         self._ended = np.zeros(self._num_envs, bool)
         return reset_timestep(self._stacked(np.stack(observations), ~self._ended), self._legal())
 
@@ -115,8 +137,8 @@ class GymEnv(Env):
         """Take the actions. An environment whose episode has ended is reset in place of a step."""
         actions, first = self._convert_action(action, self._num_envs), self._ended
         steps = [
-            (stream.reset()[0], 0.0, False, False) if ended else stream.step(_action_of(actions, index))[:4]
-            for index, (stream, ended) in enumerate(zip(self._streams, first.tolist()))
+            (stream.reset(), 0.0, False, False) if ended else stream.step(action)
+            for stream, ended, action in zip(self._streams, first.tolist(), iterate(self._action_spaces, actions))
         ]
         observations, rewards, terminated, truncated = zip(*steps)
         self._ended = np.array(terminated) | np.array(truncated)
@@ -135,7 +157,7 @@ class GymEnv(Env):
     def render(self) -> np.ndarray:
         if self._render_mode != "rgb_array":
             return super().render()
-        picture = self._streams[0].render()
+        picture = self._streams[0].env.render()
         assert isinstance(picture, np.ndarray)  # `_try_render` checked that at the construction
         return picture
 
@@ -145,7 +167,7 @@ class GymEnv(Env):
 
     def close(self) -> None:
         for stream in self._streams:
-            stream.close()
+            stream.env.close()
 
     def _legal(self) -> np.ndarray | None:
         """Return the legal actions [E, A] of the last step."""
@@ -167,16 +189,180 @@ class GymEnv(Env):
     def _try_render(self) -> None:
         """Render once, so that a missing package for drawing is an error of the construction."""
         try:
-            self._streams[0].reset(seed=0)
-            picture = self._streams[0].render()
+            self._streams[0].reset(0)
+            picture = self._streams[0].env.render()
         except gym.error.DependencyNotInstalled as error:
             raise ImportError(f"{self.spec.name}: {error}") from error
         if self._render_mode == "rgb_array" and not (isinstance(picture, np.ndarray) and picture.ndim == 3):
             raise ValueError(f"{self.spec.name} draws no pictures: render() returned {type(picture).__name__}")
 
 
-def _action_of(actions: Any, index: int) -> Any:
-    """Return one environment's action from those of all environments, as `ActionConverter` returns them."""
-    if isinstance(actions, dict):
-        return {name: _action_of(part, index) for name, part in actions.items()}
-    return tuple(_action_of(part, index) for part in actions) if isinstance(actions, tuple) else actions[index]
+class Preprocessing:
+    """A function from uint8 observations to frames: grayscale first, then resized, each if asked for.
+
+    With a vector beside the picture, observations are pairs of both, and frames are the bytes of both.
+
+    Args:
+        observation: Shape and dtype of the pictures or vectors.
+        is_image: True if they are pictures.
+        vector_size: Numbers of the float32 vector beside the picture; 0 if there is none.
+        size: New size; None keeps the size.
+        to_gray: Convert to grayscale.
+
+    Raises:
+        ValueError: Preprocessing is asked for observations that are not pictures, or do not have one or three planes.
+    """
+
+    def __init__(self, observation: ArraySpec, is_image: bool, vector_size: int, size: Size | None, to_gray: bool):
+        self._size, self._to_gray, shape = size, to_gray, list(observation.shape)
+        if not is_image and (to_gray or size is not None):
+            raise ValueError(
+                f"env.resolution and env.grayscale are for pictures, and its observations are "
+                f"{observation.dtype} {shape}"
+            )
+        if to_gray and len(shape) == 3 and shape[2] not in (1, 3):
+            raise ValueError(f"env.grayscale is for pictures of three colours, and its have {shape[2]} planes")
+        self.frame = ArraySpec(self._resized(np.zeros(shape, observation.dtype)).shape, observation.dtype)
+        self.picture_of_parts: tuple[int, ...] = ()  # as in EnvSpec
+        if is_image and vector_size:
+            self.picture_of_parts = self.frame.shape
+            self.frame = ArraySpec((self.frame.nbytes + 4 * vector_size,), "uint8")
+
+    def __call__(self, observation: Any) -> np.ndarray:
+        if not self.picture_of_parts:
+            return self._resized(observation)
+        picture, vector = observation
+        return np.concatenate([self._resized(picture).reshape(-1), vector.view(np.uint8)])
+
+    def _resized(self, picture: np.ndarray) -> np.ndarray:
+        picture = grayscale(picture) if self._to_gray else picture
+        return picture if self._size is None else resized(picture, self._size)
+
+
+class CheckedEnv:
+    """An environment whose observations, rewards and flags are checked.
+
+    An invalid value raises ValueError, which names field, value, stream and step.
+
+    Args:
+        env: The environment.
+        stream: Its number in messages and in the activity marker.
+        max_steps: Number of actions, repetitions counted, after which an episode is truncated.
+        repeat: How often each action is taken, unless the episode ends.
+        convert: Makes a picture, a vector or both of an observation.
+        preprocess: Applied to what `convert` returns.
+        read_mask: Reads the legal actions, which are then in `legal`. If None, all actions are.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        stream: int,
+        max_steps: int | None,
+        repeat: int,
+        convert: ObservationConverter,
+        preprocess: Preprocessing,
+        read_mask: MaskReader | None = None,
+    ):
+        self.env, self.stream, self._max_steps, self._repeat = env, stream, max_steps, repeat
+        self._convert, self._preprocess, self._read_mask = convert, preprocess, read_mask
+        self.legal = np.ones(read_mask.size if read_mask else 0, bool)
+        self._steps = self._total_steps = 0
+        self.activity_marker = np.zeros(1)  # 1 + the stream while the environment's code runs, else 0
+        self.success: bool | None = None  # stated by info at the last step; None until info states a success
+
+    def reset(self, seed: int | None = None) -> np.ndarray:
+        self._steps = 0
+        try:
+            result = self._call(self.env.reset, "reset", seed=seed, options=None)
+        except TypeError as error:
+            if "unexpected keyword argument" in str(error):
+                raise ValueError(f"reset of stream {self.stream}: {error}: {OLD_API}") from error
+            raise
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+            raise ValueError(f"reset of stream {self.stream} returned {reprlib.repr(result)}: {OLD_API}")
+        self._update_mask(*result)
+        return self._preprocess(self._observation(result[0]))
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
+        total = 0.0
+        for _ in range(self._repeat):
+            observation, reward, terminated, truncated = self._step(action)
+            total += reward
+            if terminated or truncated:
+                break
+        return self._preprocess(observation), total, terminated, truncated
+
+    def _step(self, action: Any) -> tuple[Any, float, bool, bool]:
+        self._steps += 1
+        self._total_steps += 1
+        result = self._call(self.env.step, "step", action)
+        if not isinstance(result, tuple) or len(result) != 5:
+            returned = f"{len(result)} values" if isinstance(result, tuple) else reprlib.repr(result)
+            raise ValueError(
+                f"step of stream {self.stream} returned {returned} at step {self._total_steps}, "
+                f"expected 5 values: {OLD_API}"
+            )
+        observation, reward, terminated, truncated, info = result
+        self._update_success(info)
+        if not terminated:
+            self._update_mask(observation, info)
+        cut = self._max_steps is not None and self._steps >= self._max_steps
+        return (
+            self._observation(observation),
+            self._reward(reward),
+            self._flag("terminated", terminated),
+            self._flag("truncated", truncated) or cut,
+        )
+
+    def _update_success(self, info: Any) -> None:
+        key = next((key for key in SUCCESS_KEYS if key in info), None) if isinstance(info, dict) else None
+        value = None if key is None else np.asarray(info[key])
+        if value is not None and value.size == 1 and value.dtype.kind in "biuf":
+            self.success = bool(value.item() > 0)
+        elif self.success is not None:  # some environments have the key only if it is true
+            self.success = False
+
+    def _update_mask(self, observation: Any, info: Any) -> None:
+        if self._read_mask:
+            try:
+                self.legal = self._read_mask(observation, info)
+            except InvalidPartError as error:
+                raise self._error(error.name, error.value, error.expected) from None
+
+    def _call(self, function: Callable[..., Any], name: str, *arguments: Any, **keywords: Any) -> Any:
+        """Call the environment, and name the stream in the activity marker meanwhile and in a raised error."""
+        self.activity_marker[0] = self.stream + 1
+        try:
+            with _FOREIGN_CODE:
+                result = function(*arguments, **keywords)
+        except Exception as error:
+            error.add_note(f"in {name} of stream {self.stream}, at its step {self._total_steps}")
+            raise
+        self.activity_marker[0] = 0
+        return result
+
+    def _observation(self, value: Any) -> Any:
+        try:
+            return self._convert(value)
+        except InvalidPartError as error:
+            field = error.name if error.name == "observation" else f"observation {error.name}"
+            raise self._error(field, error.value, error.expected) from error.__cause__
+
+    def _reward(self, value: Any) -> float:
+        array = np.asarray(value) if not isinstance(value, list | tuple) else None
+        if array is None or array.shape != () or array.dtype.kind not in "fiub" or not abs(float(array)) <= MAX_REWARD:
+            raise self._error("reward", value, "one finite number")
+        return float(array)
+
+    def _flag(self, field: str, value: Any) -> bool:
+        if not isinstance(value, bool | np.bool_):
+            raise self._error(field, value, "a bool")
+        return bool(value)
+
+    def _error(self, field: str, value: Any, expected: str) -> ValueError:
+        shape = f" ({value.dtype} {list(value.shape)})" if isinstance(value, np.ndarray) else ""
+        return ValueError(
+            f"{field} of stream {self.stream} at step {self._total_steps} is "
+            f"{reprlib.repr(value)}{shape}, expected {expected}"
+        )

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -14,7 +15,6 @@ import gymnasium as gym
 from core.common.foreign_code import text_of
 
 DEFAULT_FRAME_RATE = 30.0  # of gymnasium's recorder
-LEGACY_VERSIONS = ("none", "v26", "v21")
 # Namespace or module before an id -> (module that registers the id, extra that installs it)
 REGISTERED_BY = {
     "dm_control": ("shimmy", "dm-control"),
@@ -41,7 +41,7 @@ def make_env(game: str, legacy: str, render_mode: str | None, kwargs: str = "{}"
 
     Args:
         game: Gymnasium id.
-        legacy: One of LEGACY_VERSIONS.
+        legacy: As GymParams.legacy.
         render_mode: "human" or "rgb_array"; None renders nothing.
         kwargs: Arguments of the environment, a JSON object.
         wrappers: Wrappers around it, a JSON list (see GymParams).
@@ -83,7 +83,10 @@ def _make(game: str, arguments: dict[str, Any]) -> MadeEnv:
             raise ImportError(f'{game}: {error}; pip install -e ".[{extra}]"') from error
         raise ValueError(f"{game}: {error}{_closest_ids(game, gym.registry)}") from error
     except gym.error.Error as error:
-        what = f" {OLD_GYM}" if _is_registered_in_old_gym(game) else _closest_ids(game, gym.registry)
+        # the module that the id names may have registered it with the old gym, as procgen does
+        old = getattr(sys.modules.get("gym.envs.registration"), "registry", {})
+        registered = game.rpartition(":")[2] in getattr(old, "env_specs", old)
+        what = f" {OLD_GYM}" if registered else _closest_ids(game, gym.registry)
         raise ValueError(f"{game}: {error}{what}") from error
     except TypeError as error:
         if "incompatible with Gymnasium" in str(error):
@@ -102,10 +105,7 @@ def _make(game: str, arguments: dict[str, Any]) -> MadeEnv:
 
 def parse_kwargs(kwargs: str) -> dict[str, Any]:
     """Return env.kwargs as a dict. Raises ValueError if it is not a JSON object."""
-    try:
-        arguments = json.loads(kwargs)
-    except (ValueError, RecursionError):
-        arguments = None
+    arguments = _from_json(kwargs)
     if not isinstance(arguments, dict):
         raise ValueError(f'env.kwargs={kwargs} is no JSON object such as {{"continuous": false}}')
     if "max_episode_steps" in arguments:
@@ -113,12 +113,15 @@ def parse_kwargs(kwargs: str) -> dict[str, Any]:
     return arguments
 
 
+def _from_json(text: str) -> Any:
+    """Return the value of a JSON text, or None if it is not valid."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
+
+
 def apply_wrappers(env: gym.Env[Any, Any], wrappers: str) -> gym.Env[Any, Any]:
     """Put env.wrappers around an environment, the first one innermost. Raises ValueError that names a wrong wrapper."""
-    try:
-        entries = json.loads(wrappers)
-    except (ValueError, RecursionError):
-        entries = None
+    entries = _from_json(wrappers)
     if not isinstance(entries, list):
         raise ValueError(f'env.wrappers={wrappers} is no JSON list such as ["package.module:Wrapper"]')
     for entry in entries:
@@ -179,12 +182,6 @@ def _closest_ids(game: str, registry: Any) -> str:
     ids = {name.lower(): name for name in registry}
     close = difflib.get_close_matches(game.lower(), ids, n=3, cutoff=0.6)
     return f" The closest ids are {', '.join(ids[name] for name in close)}." if close else ""
-
-
-def _is_registered_in_old_gym(game: str) -> bool:
-    """Return True if the module that the id names has registered it with the old gym, as procgen does."""
-    registry = getattr(sys.modules.get("gym.envs.registration"), "registry", {})
-    return game.rpartition(":")[2] in getattr(registry, "env_specs", registry)
 
 
 def _describe(error: Exception) -> str:

@@ -13,10 +13,17 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.env import Env, EnvParams
-from core.envs.argument_checks import check_construction, checked_discrete, reset_timestep, stream_seeds
-from core.envs.game_names import resolve_name
-from core.envs.preprocessing import Clipping, clipped
+from core.env import (
+    Clipping,
+    Env,
+    EnvParams,
+    check_construction,
+    checked_discrete,
+    clipped,
+    reset_timestep,
+    resolve_name,
+    stream_seeds,
+)
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 

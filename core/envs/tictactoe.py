@@ -7,10 +7,8 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.env import Env, EnvParams
-from core.envs.argument_checks import check_construction, checked_discrete, reset_timestep
-from core.envs.game_names import resolve_name
-from core.ops.exploration import random_legal_actions
+from core.env import Env, EnvParams, check_construction, checked_discrete, reset_timestep, resolve_name
+from core.ops.actions import random_legal_actions
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 

@@ -4,6 +4,7 @@ The returns are raw, short episodes are not over-represented, and endless episod
 """
 
 from collections.abc import Callable, Generator
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +12,7 @@ import torch
 
 from core.agent import ActorOutput, Agent, Exploration
 from core.env import Env
-from core.model import restart
-from core.types import TimeStep
+from core.types import TimeStep, restart
 
 
 class EpisodeResults(NamedTuple):
@@ -41,9 +41,8 @@ class RenderedStep(NamedTuple):
     score: float  # sum of raw rewards of the episode so far
     length: int  # agent steps of the episode so far
     action: np.ndarray | None  # action that led here; None after a reset
-    diagnostics: dict[
-        str, np.ndarray
-    ]  # of the policy when it chose that action: Agent.policy_diagnostics, each [] or [N]
+    # of the policy when it chose that action: Agent.policy_diagnostics, each [] or [N]
+    diagnostics: dict[str, np.ndarray]
 
 
 def play_episodes(
@@ -54,7 +53,7 @@ def play_episodes(
     exploration: Exploration | None,
     seed: int,
     on_step: Callable[[RenderedStep], None] | None = None,
-    on_episode: Callable[[Episode], None] | None = None,
+    on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> Generator[bool, None, EpisodeResults]:
     """Play episodes on all streams of an environment. Yield True after every step.
 
@@ -101,8 +100,7 @@ def play_episodes(
         ended = scheduler.count(timestep)
         show(output)
         for episode in ended:
-            if on_episode is not None:
-                on_episode(episode)
+            on_episode(episode)
         if scheduler.all_wait:
             timestep = env.reset(_next_seed(sequence))
             scheduler.restart()
@@ -140,11 +138,9 @@ class _EpisodeScheduler:
 
     def count(self, timestep: TimeStep) -> list[Episode]:
         """Count one step of all streams. Return the episodes that it ended."""
-        self._scores[timestep.first], self._lengths[timestep.first] = 0.0, 0
-        self._waiting[timestep.first] = False
-        moved = ~timestep.first
-        self._scores[moved] += timestep.raw_reward[moved]
-        self._lengths[moved] += 1
+        self._scores = np.where(timestep.first, 0.0, self._scores + timestep.raw_reward)
+        self._lengths = np.where(timestep.first, 0, self._lengths + 1)
+        self._waiting &= ~timestep.first
         cut = (self._lengths >= self._max_steps) & ~timestep.last
         ended = (timestep.last | cut) & ~self._waiting & (self._remaining > 0)
         self._waiting |= cut
@@ -156,15 +152,10 @@ class _EpisodeScheduler:
         return float(self._scores[stream]), int(self._lengths[stream])
 
     def results(self) -> EpisodeResults:
-        rounds = max(len(finished) for finished in self._finished)
-        ordered = [played[number] for number in range(rounds) for played in self._finished if number < len(played)]
-        solved = [episode.solved for episode in ordered]
-        return EpisodeResults(
-            np.array([episode.score for episode in ordered], np.float64),
-            np.array([episode.length for episode in ordered], np.int64),
-            np.array([episode.truncated for episode in ordered], bool),
-            None if None in solved else np.array(solved, bool),
-        )
+        ordered = [episode for played in zip_longest(*self._finished) for episode in played if episode is not None]
+        scores, lengths, truncated, solved = zip(*ordered)
+        known = None if None in solved else np.array(solved, bool)
+        return EpisodeResults(np.array(scores, np.float64), np.array(lengths, np.int64), np.array(truncated), known)
 
     def _finish(self, stream: int, truncated: bool) -> Episode:
         score, length = self.running(stream)

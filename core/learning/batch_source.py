@@ -3,41 +3,14 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from core.memory import DeviceMemory, Memory
 from core.types import Batch, SampleIds, slice_batch
-
-
-class BatchSource(Protocol):
-    """Give batches and take priorities. The other implementation is core/learning/batch_source.py."""
-
-    # True if the memory had nothing to sample before the last `get`, so that the wait was not for sampling.
-    starved: bool
-    # If False, priorities are not read back from the device.
-    takes_priorities: bool
-
-    def get(self, timeout: float) -> Any:
-        """Return the next batch, or None if there is none after `timeout` seconds."""
-
-    def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None: ...
-
-    def put_back(self, batch: Any, /) -> None:
-        """Make the batch that `get` returned last the next one again, because it was not learned from."""
-
-    def ready_batches(self) -> list[Batch]:
-        """Return the sampled batches that `get` has not returned, oldest first."""
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Return function(), called while nothing else uses the memory."""
-
-    def statistics(self) -> Mapping[str, float]: ...
-
-    def close(self) -> None: ...
 
 
 class InPlaceBatchSource:
@@ -48,14 +21,14 @@ class InPlaceBatchSource:
     def __init__(self, memory: DeviceMemory):
         self._memory = memory
 
-    def get(self, timeout: float) -> DeviceMemory | None:
+    def get(self, timeout: float) -> Any:
         """Return the memory with all that actors have written, or None while there is nothing to sample."""
         return self._memory if self._memory.refresh() else None
 
     def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
         pass
 
-    def put_back(self, memory: DeviceMemory) -> None:
+    def put_back(self, memory: Any) -> None:
         pass
 
     def ready_batches(self) -> list[Batch]:
@@ -111,8 +84,9 @@ class Prefetcher:
         self._calls = deque[tuple[Callable[[], Any], Future[Any] | None]]()
         self._error: BaseException | None = None
         self._closed = False
+        # True if the memory had nothing to sample before the last `get`, so that the wait was not for sampling.
         self.starved = False
-        self.takes_priorities = memory.takes_priorities
+        self.takes_priorities = memory.takes_priorities  # if False, priorities are not read back from the device
         memory.batches_per_sample = batches_per_sample if depth else 1
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True) if depth else None
         if self._thread:
@@ -137,6 +111,7 @@ class Prefetcher:
             return batch
 
     def put_back(self, batch: Batch) -> None:
+        """Make the batch that `get` returned last the next one again, because it was not learned from."""
         with self._changed:
             self._batches.appendleft((batch, False))
 
@@ -230,3 +205,6 @@ def _perform(function: Callable[[], Any], result: Future[Any] | None) -> None:
         result.set_result(function())
     except BaseException as error:
         result.set_exception(error)
+
+
+BatchSource = Prefetcher | InPlaceBatchSource

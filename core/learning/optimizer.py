@@ -1,157 +1,25 @@
-"""Step optimisers with learning-rate schedule, gradient clipping and averaging over learners, for every agent.
+"""Step optimisers and target networks, by numbers that change from update to update.
 
-An optimiser calls `gradient_of`. Outside `use_microbatches` that is the gradient of the whole batch. Inside, a batch
-that runs out of memory is halved until its microbatches fit. The optimiser steps after the last one, so the update
-equals that of the whole batch: one step, one count, one clipped norm, one exchange between learners.
+Planned updates read such numbers (learning rates, whether a target network is due) from device tensors, because a CUDA
+graph runs no python.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from core.common.console import log_to_stderr
 from core.common.settings import frozen_dataclass
+from core.device.torch_runtime import upload
 from core.distributed.learner_group import group_of_several
-from core.learning.gradient_exchange import GradientExchange
-from core.learning.radam import RAdam
-from core.learning.rmsprop import RMSProp
-from core.learning.schedules import SCHEDULES, ScheduledTensor
-
-_MICROBATCHER: ContextVar["MicroBatcher | None"] = ContextVar("microbatcher", default=None)
-
-
-class Loss(NamedTuple):
-    """The loss of some windows of a batch, with its metrics.
-
-    Metrics are accumulated over microbatches like the loss. If the loss is a mean over windows, every metric must be
-    such a mean; if it is a sum, every metric must be such a sum.
-    """
-
-    loss: Tensor  # scalar
-    statistics: dict[str, Tensor]  # scalars
-    priorities: Tensor | None = None  # [B], non-negative
-
-
-# Set the gradients to those of some windows of the batch, or of all windows if the argument is None.
-Differentiate = Callable[[slice | None], Loss]
-
-
-class MicroBatcher:
-    """Accumulate gradients over microbatches of `size` windows, which is halved whenever one does not fit.
-
-    `size` is 0 before the first batch.
-    """
-
-    def __init__(self) -> None:
-        self.size = 0
-
-    def gradient(
-        self, parameters: Sequence[nn.Parameter], total: int, sums: bool, differentiate: Differentiate
-    ) -> Loss:
-        """Do what `gradient_of` does. Raises torch.OutOfMemoryError if a single window does not fit."""
-        self.size = self.size or total
-        while True:
-            try:
-                if self.size >= total:
-                    return differentiate(None)
-                return self._accumulate(parameters, total, sums, differentiate)
-            except torch.OutOfMemoryError:
-                if self.size == 1:
-                    raise
-            # Outside the except block, so that the error and the tensors in its frames are freed.
-            self.size = -(-self.size // 2)
-            torch.cuda.empty_cache()
-            log_to_stderr(
-                f"out of GPU memory: gradients of batches of {total} are computed from microbatches of "
-                f"{self.size} windows from now on"
-            )
-
-    def _accumulate(
-        self, parameters: Sequence[nn.Parameter], total: int, sums: bool, differentiate: Differentiate
-    ) -> Loss:
-        losses, gradients = [], dict[nn.Parameter, Tensor]()
-        for start in range(0, total, self.size):
-            part = slice(start, min(start + self.size, total))
-            weight = 1.0 if sums else (part.stop - part.start) / total
-            loss, statistics, priorities = differentiate(part)
-            weighted = {name: value * weight for name, value in statistics.items()}
-            losses.append(Loss(loss.detach() * weight, weighted, priorities))
-            for parameter in parameters:
-                if parameter in gradients and parameter.grad is not None:
-                    gradients[parameter].add_(parameter.grad, alpha=weight)
-                elif parameter.grad is not None:
-                    gradients[parameter] = parameter.grad * weight
-        for parameter, gradient in gradients.items():
-            if parameter.grad is None:
-                parameter.grad = gradient
-            else:
-                parameter.grad.copy_(gradient)  # in place, because it may be a view
-        return _sum_losses(losses)
-
-
-def gradient_of(parameters: Sequence[nn.Parameter], total: int, sums: bool, differentiate: Differentiate) -> Loss:
-    """Set the gradients of the parameters to those of a batch, from microbatches if `use_microbatches` is active.
-
-    Args:
-        parameters: those whose gradients are set.
-        total: windows of the batch.
-        sums: the loss is a sum over the windows; else it is a mean.
-        differentiate: sets the gradients to those of some windows.
-
-    Returns:
-        The loss of the batch.
-    """
-    microbatcher = _MICROBATCHER.get()
-    if microbatcher is None:
-        return differentiate(None)
-    return microbatcher.gradient(parameters, total, sums, differentiate)
-
-
-@contextmanager
-def use_microbatches(microbatcher: MicroBatcher) -> Iterator[None]:
-    """Let `gradient_of` compute gradients from microbatches that fit into memory."""
-    token = _MICROBATCHER.set(microbatcher)
-    try:
-        yield
-    finally:
-        _MICROBATCHER.reset(token)
-
-
-def _sum_losses(losses: Sequence[Loss]) -> Loss:
-    statistics = {name: torch.stack([each.statistics[name] for each in losses]).sum(0) for name in losses[0].statistics}
-    priorities = [each.priorities for each in losses if each.priorities is not None]
-    total = torch.stack([each.loss for each in losses]).sum()
-    return Loss(total, statistics, torch.cat(priorities) if priorities else None)
-
-
-def _construct_without_compiler() -> None:
-    """Let torch construct optimisers without torch._dynamo, whose import takes a second.
-
-    Each of these methods imports it at its first call, to be left out by torch.compile (torch/_compile.py).
-    """
-    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
-        if method is not None:
-            vars(method).setdefault("__dynamo_disable", method)
-
-
-_construct_without_compiler()
-
-
-class Adam(torch.optim.Adam):
-    """Adam as torch has it, without the decorator of its step that imports torch._dynamo."""
-
-    step = torch.no_grad()(getattr(torch.optim.Adam.step, "__wrapped__", torch.optim.Adam.step))
-    # Else torch would wrap it in a record for its profiler, which takes a tenth of a small step.
-    step.hooked = True  # type: ignore[union-attr]
-
+from core.learning.gradients import MICROBATCHER, Differentiate, GradientExchange, Loss
+from core.learning.torch_optimizers import Adam, RAdam, RMSProp
 
 OptimizerName = Literal["adam", "radam", "rmsprop"]
 
@@ -187,6 +55,52 @@ class OptimizerParams:
     """Largest size of each element of the gradient; 0 is off."""
 
 
+def learning_rate(params: OptimizerParams, update: int) -> float:
+    """Return the learning rate of an update, counted from 0."""
+    start, end, updates = params.learning_rate, params.lr_end, params.lr_schedule_updates or 1
+    match params.lr_schedule:
+        case "constant":
+            return start
+        case "step":
+            return max(start * params.lr_decay ** (update // updates), end)
+    exponent = 1.0 if params.lr_schedule == "linear" else params.lr_decay
+    return end + (start - end) * float((1 - min(update / updates, 1.0)) ** exponent)
+
+
+class ScheduledTensor:
+    """Hold value(update) of the next updates in a device tensor.
+
+    The tensor stays the same, so that captured kernels read new values. `plan` computes the values in python and copies
+    them at once; then each update takes its own.
+    """
+
+    def __init__(self, value: Callable[[int], float], device: torch.device, dtype: torch.dtype = torch.float32):
+        self._value, self._device, self._dtype = value, device, dtype
+        self._values: Tensor | None = None  # [count]
+        self._next = 0
+
+    def plan(self, first: int, count: int) -> None:
+        """Compute the values of updates first .. first + count - 1.
+
+        Raises:
+            ValueError: `count` differs from that of the first call.
+        """
+        if self._values is None:
+            self._values = torch.zeros(count, dtype=self._dtype, device=self._device)
+        if len(self._values) != count:
+            raise ValueError(f"{count} updates are planned where {len(self._values)} were planned before")
+        values = [self._value(update) for update in range(first, first + count)]
+        upload(torch.tensor(values, dtype=self._dtype), self._values)
+        self._next = 0
+
+    def take(self) -> Tensor:
+        """Return the scalar of the next update."""
+        assert self._values is not None, "nothing was planned"
+        value = self._values[self._next]
+        self._next = (self._next + 1) % len(self._values)
+        return value
+
+
 class Optimizer:
     """An optimiser with everything that belongs to its step.
 
@@ -217,31 +131,26 @@ class Optimizer:
         self._steps_per_update = steps_per_update
         if params.lr_schedule != "constant" and params.lr_schedule_updates is None:
             raise ValueError(f"lr_schedule={params.lr_schedule} needs lr_schedule_updates")
-        self._exchange = GradientExchange(self._parameters)
         self._steps = 0
         self._optimizer: torch.optim.Optimizer
-        if params.optimizer == "adam":
-            self._optimizer = Adam(
-                self._parameters,
-                lr=params.learning_rate,
-                eps=params.optimizer_eps,
-                weight_decay=params.weight_decay,
-                fused=True,
-            )
-        elif params.optimizer == "radam":
-            self._optimizer = RAdam(
-                self._parameters, lr=params.learning_rate, eps=params.optimizer_eps, weight_decay=params.weight_decay
-            )
-        else:
-            self._optimizer = RMSProp(
-                self._parameters,
-                lr=params.learning_rate,
-                decay=params.rmsprop_decay,
-                eps=params.optimizer_eps,
-                eps_in_root=params.rmsprop_eps_in_root,
-                centered=params.rmsprop_centered,
-                weight_decay=params.weight_decay,
-            )
+        settings = {"lr": params.learning_rate, "eps": params.optimizer_eps, "weight_decay": params.weight_decay}
+        match params.optimizer:
+            case "adam":
+                self._optimizer = Adam(self._parameters, fused=True, **settings)  # type: ignore[arg-type]
+            case "radam":
+                self._optimizer = RAdam(self._parameters, **settings)
+            case "rmsprop":
+                self._optimizer = RMSProp(
+                    self._parameters,
+                    decay=params.rmsprop_decay,
+                    eps_in_root=params.rmsprop_eps_in_root,
+                    centered=params.rmsprop_centered,
+                    **settings,
+                )
+
+    @cached_property
+    def _exchange(self) -> GradientExchange:
+        return GradientExchange(self._parameters)
 
     @property
     def is_planned(self) -> bool:
@@ -259,10 +168,7 @@ class Optimizer:
 
     def _lr_of(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0, which is taken in the last update of its period."""
-        params, update = self._params, (step // self._steps_per_update + 1) * self._period - 1
-        return SCHEDULES[params.lr_schedule](
-            update, params.learning_rate, params.lr_end, params.lr_schedule_updates or 1, params.lr_decay
-        )
+        return learning_rate(self._params, (step // self._steps_per_update + 1) * self._period - 1)
 
     def plan(self, count: int) -> None:
         """Plan the next `count` steps: their learning rates go to the device, and python reads no tensor in `step`."""
@@ -284,8 +190,7 @@ class Optimizer:
         Args:
             total: windows of the batch.
             loss_of: returns the loss of some of the windows or, given None, of all. With learner.microbatch_on_oom, a
-            batch
-                that exceeds the GPU's memory is differentiated part by part (core/learning/optimizer.py).
+                batch that exceeds the GPU's memory is differentiated part by part (core/learning/gradients.py).
             apply_if: as in `apply`.
 
         Returns:
@@ -296,7 +201,8 @@ class Optimizer:
             loss = loss_of(part)
             self._clear_gradients()
             # A pass that may run out of memory is not overlapped, because no bucket may be sent twice.
-            with self._exchange.overlapped() if _MICROBATCHER.get() is None else nullcontext():
+            group = group_of_several() if MICROBATCHER.get() is None else None
+            with self._exchange.overlapped(group) if group else nullcontext():
                 loss.loss.backward()
             return loss._replace(loss=loss.loss.detach())
 
@@ -308,8 +214,13 @@ class Optimizer:
         self._steps += count
 
     def gradient_of(self, total: int, differentiate: Differentiate) -> Loss:
-        """Set the gradients to those of a batch of `total` windows, computed by `differentiate`."""
-        return gradient_of(self._parameters, total, self._sums, differentiate)
+        """Set the gradients to those of a batch of `total` windows, computed by `differentiate`.
+
+        Within `use_microbatches`, they are computed from microbatches if the whole batch does not fit.
+        """
+        if (microbatcher := MICROBATCHER.get()) is None:
+            return differentiate(None)
+        return microbatcher.gradient(self._parameters, total, self._sums, differentiate)
 
     def step(self, loss: Tensor, apply_if: Any = True) -> tuple[Tensor, Any]:
         """Backpropagate, then `apply`."""
@@ -329,8 +240,8 @@ class Optimizer:
             The gradient's norm before clipping, and whether the step was applied; a tensor if the step was planned.
         """
         loss = loss.detach()
-        if learners := group_of_several():
-            loss = self._exchange.finish(learners, loss, 1 if self._sums else learners.size)
+        if group := group_of_several():
+            loss = self._exchange.finish(group, loss, 1 if self._sums else group.size)
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
@@ -343,8 +254,8 @@ class Optimizer:
             return norm, self._apply_planned(torch.isfinite(norm + loss) & apply_if)
         applied = bool(apply_if) and math.isfinite(norm + loss)
         if applied:
-            for group in self._optimizer.param_groups:
-                group["lr"], group["capturable"] = self.lr, False
+            for settings in self._optimizer.param_groups:
+                settings["lr"], settings["capturable"] = self.lr, False
             self._optimizer.step()
             increment_version(self._parameters)  # which fused optimisers do not
         self._steps += 1
@@ -390,3 +301,86 @@ class Optimizer:
         for group in self._optimizer.param_groups:
             group.update(self._optimizer.defaults)
         self._steps = state["updates"]
+
+
+class UpdateCounter:
+    """Count the updates of an agent.
+
+    Planned updates count when they are planned, because graph launches run no python.
+    """
+
+    def __init__(self) -> None:
+        self.made = self._begun = 0
+
+    def state_dict(self) -> int:
+        return self.made
+
+    def load_state_dict(self, made: int) -> None:
+        self.made = self._begun = made
+
+    def plan(self, count: int) -> None:
+        self._begun, self.made = self.made, self.made + count
+
+    def next(self) -> int:
+        """Return the number, from 1, of the update that begins."""
+        self._begun += 1
+        self.made = max(self.made, self._begun)
+        return self._begun
+
+
+class TargetUpdater:
+    """Move a target network's tensors towards those of the online network.
+
+    - Every `period` updates, target += tau * (online - target); with tau = 1 the target becomes a copy.
+    - The updater is called after every `updates_per_call` updates. If the optimiser skipped its step, the target stays.
+    """
+
+    # Whether an update of the target is due, for each of the planned calls.
+    _due: ScheduledTensor | None = None
+
+    def __init__(self, period: int, tau: float = 1.0, updates_per_call: int = 1):
+        self._period, self._tau, self._updates_per_call = period, tau, updates_per_call
+
+    def _is_due(self, update: int) -> bool:
+        """Return True if an update of the target became due since the last call. `update` counts from 1."""
+        return update // self._period > (update - self._updates_per_call) // self._period
+
+    def plan(self, first: int, count: int, device: torch.device) -> None:
+        """Plan the next `count` calls, which come after updates first, first + updates_per_call, and so on.
+
+        From now on the device decides whether an update of the target is due.
+        """
+        if self._due is None:
+            self._due = ScheduledTensor(lambda call: self._is_due(call * self._updates_per_call), device, torch.bool)
+        self._due.plan(first // self._updates_per_call, count)
+
+    @torch.no_grad()
+    def __call__(
+        self, target: list[Tensor], online: list[Tensor], update: int, applied: bool | Tensor = True
+    ) -> bool | Tensor:
+        """Update the target after update number `update`, or after the next planned one.
+
+        Args:
+            target: tensors that are changed in place.
+            online: tensors of the same shapes.
+            update: number of the update, from 1; ignored if updates are planned.
+            applied: the optimiser stepped; a tensor if the update was planned.
+
+        Returns:
+            True if the target moved; a tensor if the update was planned.
+        """
+        if self._due is not None:
+            due = self._due.take() & applied
+            if self._tau < 1:
+                torch._foreach_lerp_(target, online, [due * self._tau] * len(target))
+            else:
+                for tensor, new in zip(target, online):
+                    torch.where(due, new, tensor, out=tensor)
+            return due
+        if not (applied and self._is_due(update)):
+            return False
+        if self._tau < 1:
+            torch._foreach_lerp_(target, online, self._tau)
+        else:
+            torch._foreach_copy_(target, online)
+        return True

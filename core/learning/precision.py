@@ -11,7 +11,8 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from core.common.tree import tree_map
-from core.device.compiled_work import is_recording
+from core.device.recorded_work import is_recording
 from core.model import Model
 from core.specs import EnvSpec
 
@@ -40,6 +41,32 @@ def precision_on(device: str, precision: str, spec: EnvSpec) -> str:
     if device.startswith("cuda"):
         return "tf32"
     return "bf16" if has_large_images(spec) and has_native_bf16() else "float32"
+
+
+def use_tf32(enabled: bool) -> None:
+    """Set if GPUs may round the factors of float32 products and convolutions to TF32's 10 bits, in this process."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = enabled
+
+
+def use_onednn_products(enabled: bool) -> bool:
+    """Let oneDNN in place of MKL multiply large float32 matrices in this process, and return True if it does.
+
+    MKL leaves half of the arithmetic of processors with AVX-512 idle if they are not Intel's. torch asks oneDNN where
+    products may be rounded to bfloat16. oneDNN rounds them only on processors with AMX, so the setting stays only where
+    products have all of float32's bits.
+    """
+    products: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    products.fp32_precision = "bf16" if enabled and not _is_intel() else "ieee"
+    factor = torch.full((64, 64), 1 + 2.0**-20)
+    if not torch.equal(factor @ torch.eye(64), factor):
+        products.fp32_precision = "ieee"
+    return bool(products.fp32_precision == "bf16")
+
+
+def _is_intel() -> bool:
+    with suppress(OSError):
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    return False
 
 
 def has_large_images(spec: EnvSpec) -> bool:

@@ -1,16 +1,25 @@
-"""Run an agent's updates on batches, and sum their metrics between two reports without reading tensors before."""
+"""Run an agent's updates on batches, and sum their metrics between two reports without reading tensors before.
+
+EagerUpdates calls the agent. GraphedUpdate runs updates on a device, as one launch of a CUDA graph, compiled for the
+CPU, or eagerly by the same code. It reads batches from static tensors, which one of two sources fills: StagedBatches
+copies batches of a memory on the CPU into them, DeviceReplayBatches samples from a replay on the device and writes its
+priorities.
+"""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from core.agent import Agent, LearnerOutput
-from core.learning.optimizer import MicroBatcher, use_microbatches
-from core.types import Batch
+from core.device.recorded_work import CudaGraphCallable
+from core.device.torch_runtime import upload
+from core.learning.gradients import MicroBatcher, use_microbatches
+from core.memory import DeviceMemory
+from core.types import Batch, batch_tensors
 
 
 class MetricAccumulator:
@@ -86,28 +95,10 @@ class EagerMetricAccumulator:
         return {**means, "nonfinite_updates": float(self._skipped)}
 
 
-class Updates(Protocol):
-    """Update an agent `count` times a call. The other implementation is core/learning/graphed_update.py."""
-
-    count: int
-
-    def __call__(self, batch: Any, /) -> LearnerOutput: ...
-
-    @property
-    def consecutive_skipped(self) -> int:
-        """Return how many updates in a row were skipped because they were not finite, as far as is known."""
-
-    def samples(self, batch: Any, /) -> int:
-        """Return the agent steps that a call with this batch learned from."""
-
-    def statistics(self) -> Mapping[str, float]:
-        """Return the mean metrics of the updates since the last call."""
-
-
 class EagerUpdates:
     """Call `agent.learn` once a batch. With `microbatch_on_oom`, batches that exceed the GPU's memory are split."""
 
-    count = 1
+    count = 1  # updates of a call
 
     def __init__(self, agent: Agent, microbatch_on_oom: bool):
         self._agent, self._microbatcher = agent, MicroBatcher() if microbatch_on_oom else None
@@ -121,12 +112,177 @@ class EagerUpdates:
 
     @property
     def consecutive_skipped(self) -> int:
+        """Return how many updates in a row were skipped because they were not finite."""
         return self._metrics.consecutive_skipped
 
     def samples(self, batch: Batch) -> int:
+        """Return the agent steps that a call with this batch learned from."""
         return self._agent.count_samples(batch)
 
     def statistics(self) -> dict[str, float]:
         """Return mean metrics; with microbatches also `batch_size`, the windows of one gradient."""
         size = {} if self._microbatcher is None else {"batch_size": float(self._microbatcher.size)}
         return {**self._metrics.take(), **size}
+
+
+IDLE_READ_PERIOD = 100  # calls between two reads of the number of steps that were no samples
+
+
+def can_capture(agent: type[Agent], params: Any, count: int) -> bool:
+    """Return True if `count` updates of the agent launch the same kernels every time."""
+    return agent.supports_cuda_graphs and count % agent.update_cycle(params) == 0
+
+
+class StagedBatches:
+    """Copy each batch into tensors of the device that stay the same, for one update a call.
+
+    Raises:
+        ValueError: a batch has another size than the first.
+    """
+
+    count = 1
+    generators = ()
+
+    def __init__(self, agent: Agent, device: torch.device):
+        self._agent, self.device = agent, device
+        self._batch: Batch | None = None
+        # Of the last update, [B], for the caller to write.
+        self.priorities: Tensor | None = None
+
+    def load(self, batch: Batch) -> None:
+        """Copy a batch to the device. This is not captured."""
+        if self._batch is None:
+
+            def empty(tensor: Tensor) -> Tensor:
+                return torch.empty_like(tensor, device=self.device)
+
+            fresh = None if batch.fresh is None else empty(batch.fresh)
+            self._batch = Batch(batch.window.map(empty), batch.keys, empty(batch.weights), fresh, batch.on_policy)
+        for tensor, static in zip(batch_tensors(batch), batch_tensors(self._batch), strict=True):
+            if tensor.shape != static.shape:
+                raise ValueError(
+                    f"captured updates need batches of one size: {list(tensor.shape)} came after {list(static.shape)}"
+                )
+            upload(tensor, static)
+
+    def sample(self) -> Batch:
+        assert self._batch is not None
+        return self._batch
+
+    def finish_update(self, priorities: Tensor | None) -> None:
+        if priorities is None or self.priorities is None:
+            self.priorities = priorities
+        else:
+            self.priorities.copy_(priorities)
+
+    def num_samples(self, batch: Batch) -> int:
+        return self._agent.count_samples(batch)
+
+
+class DeviceReplayBatches:
+    """Sample each batch from a replay on the device and write its priorities there, for `count` updates a call."""
+
+    priorities: Tensor | None = None
+
+    def __init__(self, agent: Agent, memory: DeviceMemory, batch_size: int, count: int, device: torch.device):
+        self._agent, self._memory, self._batch_size, self.count, self.device = agent, memory, batch_size, count, device
+        # Windows of one step start where an action was taken, so they have no idle steps.
+        self._has_idle_steps = agent.samples_per_window > 1
+        self._idle_steps = torch.zeros((), dtype=torch.int64, device=device)
+        self._calls = self._overcounted = 0
+        self.generators = memory.generators
+
+    def load(self, memory: DeviceMemory) -> None:
+        """Plan what changes between samples. This is not captured."""
+        memory.plan(self.count)
+
+    def sample(self) -> Batch:
+        batch, self._leaf_indices = self._memory.sample(self._batch_size)
+        if self._has_idle_steps:
+            self._idle_steps.add_(self._agent.count_last_steps(batch.window))
+        return batch
+
+    def finish_update(self, priorities: Tensor | None) -> None:
+        if priorities is not None:
+            self._memory.update_priorities(self._leaf_indices, priorities)
+
+    def num_samples(self, memory: DeviceMemory) -> int:
+        """Return all steps, less those of earlier calls that ended an episode and were therefore no samples.
+
+        Their number is read from the device once in IDLE_READ_PERIOD calls, because reading waits for the device.
+        """
+        self._calls += 1
+        if self._has_idle_steps and self._calls % IDLE_READ_PERIOD == 0:
+            self._overcounted += int(self._idle_steps)
+            self._idle_steps.zero_()
+        steps = self.count * self._batch_size * self._agent.samples_per_window
+        excess = min(self._overcounted, steps)
+        self._overcounted -= excess
+        return steps - excess
+
+
+class GraphedUpdate:
+    """Run `count` updates a call.
+
+    - Learning rates and all else that changes between updates in a known way are scheduled on the device before each
+      call.
+    - Updates that do not launch the same kernels every time run eagerly and are not scheduled, unless they are
+      compiled.
+
+    Args:
+        agent: The agent.
+        batches: The source of batches.
+        capture: True to capture a CUDA graph. Raises ValueError if the updates cannot be captured.
+        compiled: Makes a compiled callable of the work and of the number of calls after which it repeats. The work is
+            the updates, or those parts of them that `Agent.compile_parts` names. If None, nothing is compiled.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        batches: StagedBatches | DeviceReplayBatches,
+        *,
+        capture: bool,
+        compiled: Callable[[Callable[[], None], int], Callable[[], None]] | None = None,
+    ):
+        self._agent, self._batches, self.count = agent, batches, batches.count
+        self._is_scheduled = can_capture(type(agent), agent.params, self.count) or compiled is not None
+        if capture and not self._is_scheduled:
+            raise ValueError(f"{self.count} updates of {type(agent).__name__} at once cannot be captured")
+        self._graph: Callable[[], None] = self._run_updates
+        if compiled is None:
+            self._graph = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
+        elif not agent.compile_parts(compiled):
+            self._graph = compiled(self._run_updates, agent.update_cycle(agent.params))
+        self._metrics = MetricAccumulator(batches.device)
+
+    def __call__(self, batch: Any) -> LearnerOutput:
+        """Launch the updates. On CUDA this returns before they finish; `statistics` reads their metrics."""
+        self._batches.load(batch)
+        if self._is_scheduled:
+            self._agent.prepare_updates(self.count)
+        self._graph()
+        priorities = self._batches.priorities
+        # A copy, because the next call overwrites them.
+        return LearnerOutput({}, None if priorities is None else priorities.clone())
+
+    def _run_updates(self) -> None:
+        for _ in range(self.count):
+            output = self._agent.learn(self._batches.sample())
+            self._batches.finish_update(output.priorities)
+            self._metrics.add(output)
+
+    @property
+    def consecutive_skipped(self) -> int:
+        """Return how many updates in a row were skipped because they were not finite, as of the last `statistics`."""
+        return self._metrics.consecutive_skipped
+
+    def samples(self, batch: Any) -> int:
+        return self._batches.num_samples(batch)
+
+    def statistics(self) -> dict[str, float]:
+        """Return the mean metrics of the updates since the last call."""
+        return self._metrics.take()
+
+
+Updates = EagerUpdates | GraphedUpdate

@@ -1,22 +1,174 @@
-"""Prioritised replay on the CPU: a sum tree under the rule of core/memories/priority_rule.py."""
+"""Proportional prioritised replay (1511.05952), on the CPU with a sum tree or on the learner's device.
+
+A start i is drawn with probability P(i) = p_i^alpha / sum_k p_k^alpha, where p_i = |td_i| + epsilon. The number
+p_i^alpha is called its leaf.
+
+- Draws are stratified: one from each of B equal parts of the sum of all leaves.
+- Importance weights are w_i = (N P(i))^-beta / max_j w_j over the batch (section 3.4, algorithm 1). N and the sum of
+  all leaves cancel against the largest weight. beta is annealed linearly.
+- Deviation: a new start takes the priority that its actor computed (Ape-X, 1803.00933). An actor that supplies none
+  leaves NaN, and the start takes the largest priority seen, as in the paper.
+- With a stride, a start is that of a sequence instead of a step.
+"""
 
 import math
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from core.common.settings import frozen_dataclass
-from core.memories.device_replay import DevicePrioritizedReplay
-from core.memories.priority_rule import PrioritizedLeaves, PriorityRule
-from core.memories.sum_tree import SumTree
-from core.memories.window_starts import WindowStarts, check_batch_size
+from core.device.torch_runtime import on_device, upload
+from core.learning.optimizer import ScheduledTensor
+from core.memories.sum_tree import CumulativeLeaves, SumTree
+from core.memories.uniform import DeviceReplay, StartLeaves, Store, WindowStarts, check_batch_size
 from core.memory import Memory, MemoryParams
 from core.specs import WindowSpec
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Array, Layout
 from core.types import Batch, SampleIds
+
+
+class PriorityRule(Generic[Array]):
+    """The arithmetic of priorities, draws and weights, on numpy arrays or on tensors of one device.
+
+    Arrays are float64. Python reads no value of a tensor, so that CUDA graphs can capture every method.
+    """
+
+    def __init__(self, params: Any, largest: Array):
+        """Bind the rule to a kind of arrays.
+
+        Args:
+            params: The settings, PrioritizedParams.
+            largest: The largest priority seen, a scalar array that is changed in place; 1 at first.
+        """
+        self._params = params
+        self.largest: Array = largest
+
+    @property
+    def _library(self) -> Any:
+        """Return the module whose arrays are used; a rule cannot keep it, because modules cannot be pickled."""
+        return np if isinstance(self.largest, np.ndarray) else torch
+
+    def beta(self, batch: int) -> float:
+        """Return the exponent of the importance weights of a batch, numbered from 0."""
+        start, end, updates = self._params.beta_start, self._params.beta_end, self._params.beta_updates
+        return float(start + (end - start) * min(batch / updates, 1.0))
+
+    def fractions(self, uniform: Array) -> Array:
+        """Return fractions of the sum of all leaves, one in each of B equal parts, of uniform numbers [B] in [0, 1)."""
+        parts: Array = self._library.arange(len(uniform), device=uniform.device)
+        fractions: Array = (parts + uniform) / len(uniform)
+        return fractions
+
+    def weights(self, leaves: Array, beta: Any) -> Array:
+        """Return the importance weights [B] or [B, batches] of starts with these leaves, for each batch by itself."""
+        weights: Array = (leaves / self._library.amin(leaves, 0)) ** -beta
+        return weights
+
+    def is_valid(self, priorities: Array) -> Array:
+        """Return which priorities are finite and not negative, [B] bool."""
+        valid: Array = self._library.isfinite(priorities) & (priorities >= 0)
+        return valid
+
+    def leaves(self, priorities: Array) -> Array:
+        """Return the leaves of priorities [B]; an invalid priority counts as the largest one seen, these included."""
+        valid = self.is_valid(priorities)
+        highest = self._library.where(valid, priorities, 0.0).max()
+        self.largest[...] = self._library.maximum(self.largest, highest)
+        known: Array = self._library.where(valid, priorities, self.largest)
+        leaves: Array = (known + self._params.priority_epsilon) ** self._params.alpha
+        return leaves
+
+    def first_leaves(self, priorities: Array, invalid_starts: Array) -> Array:
+        """Return the leaves of new steps [B], 0 for those that are no starts."""
+        leaves: Array = self._library.where(invalid_starts, 0.0, self.leaves(priorities))
+        return leaves
+
+
+class PrioritizedLeaves(StartLeaves[Store]):
+    """The leaves of all starts under a rule of priorities, and how many batches were drawn by them."""
+
+    def __init__(self, starts: WindowStarts, store: Store, rule: PriorityRule[Any]):
+        super().__init__(starts, store)
+        self.rule, self.batches = rule, 0
+
+    def statistics(self) -> dict[str, float]:
+        """Return mean_priority, the mean leaf of all starts, max_priority, and the next batch's beta."""
+        mean = float(self.store.total) / max(int((self.store.leaves > 0).sum()), 1)
+        largest = float(self.rule.largest)
+        return {"mean_priority": mean, "max_priority": largest, "beta": self.rule.beta(self.batches)}
+
+    def state_dict(self, num_steps: int) -> dict[str, Any]:
+        """Return the state; `num_steps` ring slots of each environment are in use."""
+        leaves = torch.as_tensor(self.store.leaves).reshape(self._starts.shape)[:, : num_steps // self._starts.stride]
+        priorities = {
+            "leaves": leaves.cpu().clone(),
+            "low": self.low.tolist(),
+            "high": self.high.tolist(),
+            "largest": float(self.rule.largest),
+        }
+        return {"batches": self.batches, "priorities": priorities}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from state_dict."""
+        stored, self.batches = state["priorities"], state["batches"]
+        leaves = np.zeros(self._starts.shape)
+        leaves[:, : stored["leaves"].shape[1]] = stored["leaves"].numpy()
+        self.store.set(np.arange(leaves.size), leaves.ravel())
+        self.low[:], self.high[:] = stored["low"], stored["high"]
+        self.rule.largest[...] = stored["largest"]
+
+
+class DevicePrioritizedReplay(DeviceReplay):
+    """Prioritised replay on the learner's device."""
+
+    _table: PrioritizedLeaves[CumulativeLeaves]
+
+    def __init__(self, memory: Memory, device: torch.device):
+        super().__init__(memory, device)
+        self.rule = PriorityRule(memory.params, torch.ones((), dtype=torch.float64, device=device))
+        self._table = PrioritizedLeaves(self._starts, self._table.store, self.rule)
+        self._beta = ScheduledTensor(self.rule.beta, device, torch.float64)
+
+    def plan(self, count: int) -> None:
+        """Compute beta of the next `count` batches."""
+        self._beta.plan(self._table.batches, count)
+        self._table.batches += count
+
+    def _first_leaves(self, env_ids: np.ndarray, step_ids: np.ndarray) -> Tensor:
+        shared = self.memory.trajectories
+        priorities = shared.flat("priority")[shared.slots(env_ids, step_ids)].astype(np.float64)
+        return self.rule.first_leaves(on_device(priorities, self.device), self._invalid_starts(env_ids, step_ids))
+
+    def _shares(self, count: int) -> Tensor:
+        return self.rule.fractions(super()._shares(count))
+
+    def _weights(self, leaf_indices: Tensor) -> Tensor:
+        return self.rule.weights(self._leaves[leaf_indices], self._beta.take()).to(torch.float32)
+
+    def update_priorities(self, leaf_indices: Tensor, priorities: Tensor) -> None:
+        """Set |td| priorities [B]. Where a priority is not finite or negative, the leaf stays as it is."""
+        priorities = priorities.to(torch.float64)
+        leaves = torch.where(self.rule.is_valid(priorities), self.rule.leaves(priorities), self._leaves[leaf_indices])
+        self._leaves[leaf_indices] = leaves
+
+    def statistics(self) -> dict[str, float]:
+        return {**super().statistics(), **self._table.statistics()}
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return {**state, **self._table.state_dict(num_steps=state["trajectories"]["last"].shape[1])}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._table.load_state_dict(state)
+        upload(self._table.low, self._low)
+
+    def continue_at(self, updates: int) -> None:
+        self._table.batches = updates
 
 
 @frozen_dataclass

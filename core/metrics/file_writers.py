@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from core.common.console import log_to_stderr
 from core.common.files import replace_atomically, write_atomically
-from core.metrics.aggregation import EVALUATOR
-from core.runtime.log_buffers import Record
+from core.runtime.log_buffers import EVALUATOR, Record
 
 TAIL_BYTES = 1 << 16  # longer than any line
 EVENTS = "events.out.tfevents."
@@ -49,7 +48,7 @@ class MetricsFiles:
     Args:
         folder: Log folder of the run.
         step: Agent steps at which this part of the run starts.
-        run: Description of the run, such as `run_name` returns.
+        run: Description of the run.
         settings: Dotted settings. TensorBoard shows those of each start as text, and those of the first as
             hyper-parameters.
         now: Returns seconds since the epoch.
@@ -63,17 +62,18 @@ class MetricsFiles:
         settings: Mapping[str, Any] | None = None,
         now: Callable[[], float] = time.time,
     ):
-        self._folder, self._first_step, self._settings, self._events_begun = folder, step, settings or {}, False
-        self._now = now
+        self._folder, self._first_step, self._settings, self._now = folder, step, settings or {}, now
+        self._events_begun = False
         earlier = sorted([*folder.glob(f"{EVENTS}*"), *folder.glob(f"*/{EVENTS}*")], key=lambda path: path.name)
-        self._events = (earlier[0].parent if earlier else folder / _folder_name(run)) / (
-            f"{EVENTS}{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+        plain = re.sub(r"[^\w.+-]", "-", run)  # without characters that a folder cannot have or a shell would interpret
+        begun = (
+            earlier[0].parent if earlier else folder / plain.encode()[:MAX_FOLDER_NAME_BYTES].decode(errors="ignore")
         )
+        self._events = begun / f"{EVENTS}{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._columns: Sequence[str] = ()  # metrics in metrics.csv
         self.errors = 0
         self._began = now()
-        self._guarded(cut_torn_line, folder / "metrics.jsonl")
-        self._began -= last_seconds(folder / "metrics.jsonl")
+        self._guarded(self._continue_lines)
 
     @property
     def seconds(self) -> float:
@@ -108,40 +108,57 @@ class MetricsFiles:
                 )
             return False
 
+    def _continue_lines(self) -> None:
+        """Remove the incomplete last line that a killed writer left, and go on from the wall seconds before it."""
+        path = self._folder / "metrics.jsonl"
+        if not _size(path):
+            return
+        with open(path, "rb+") as file:
+            start = max(_size(path) - TAIL_BYTES, 0)
+            file.seek(start)
+            tail = file.read()
+            lines = tail[: tail.rfind(b"\n") + 1]
+            with suppress(ValueError, IndexError, KeyError, TypeError):
+                self._began -= float(json.loads(lines.splitlines()[-1])["seconds"])
+            file.truncate(start + len(lines))
+
     def _lines(self, records: list[Record], step: int) -> list[dict[str, Any]]:
         """Return an object for the period, and one for each step at which an evaluation in it started."""
         lines: dict[tuple[bool, int], dict[str, Any]] = {}
         now = self._now()
         for record in records:
             evaluation = record.name.startswith(EVALUATOR)
-            key, moment = (evaluation, record.step if evaluation else step), record.time if evaluation else now
-            line = lines.setdefault(
-                key, {"step": key[1], "time": moment, "seconds": moment - self._began, "values": {}}
-            )
+            at, moment = (record.step, record.time) if evaluation else (step, now)
+            new = {"step": at, "time": moment, "seconds": moment - self._began, "values": {}}
+            line = lines.setdefault((evaluation, at), new)
             line["values"][record.name] = record.value if math.isfinite(record.value) else None
         return list(lines.values())
 
     def _write_csv(self, lines: list[dict[str, Any]]) -> None:
         """Append the lines to metrics.csv, or rewrite the file if it lacks a column for them."""
-        path = self._folder / "metrics.csv"
+        path, table = self._folder / "metrics.csv", io.StringIO()
         if _size(path) and all(name in self._columns for line in lines for name in line["values"]):
-            append_whole(path, b"".join(_csv_line(line, self._columns) for line in lines))
+            csv.writer(table, lineterminator="\n").writerows(_cells(line, self._columns) for line in lines)
+            append_whole(path, table.getvalue().encode())
         else:
             self._columns = _rewrite_csv(path, self._folder / "metrics.jsonl")
 
     def _append_events(self, records: list[Record]) -> None:
-        buffer = io.BytesIO()
+        buffer, now, step = io.BytesIO(), self._now(), self._first_step
         writer = RecordWriter(buffer)
+
+        def write(moment: float, step: int = 0, **content: Any) -> None:
+            writer.write(Event(wall_time=moment, step=step, **content).SerializeToString())
+
         if not self._events_begun:
-            writer.write(Event(wall_time=self._now(), file_version="brain.Event:2").SerializeToString())
-            if self._first_step:
-                start = SessionLog(status=SessionLog.START)
-                writer.write(Event(wall_time=self._now(), step=self._first_step, session_log=start).SerializeToString())
+            write(now, file_version="brain.Event:2")
+            if step:
+                write(now, step, session_log=SessionLog(status=SessionLog.START))
             for summary in _settings_summaries(self._settings, self._folder.name):
-                writer.write(Event(wall_time=self._now(), step=self._first_step, summary=summary).SerializeToString())
+                write(now, step, summary=summary)
         for record in records:
-            summary = Summary(value=[Summary.Value(tag=record.name, simple_value=record.value)])
-            writer.write(Event(wall_time=record.time, step=record.step, summary=summary).SerializeToString())
+            value = Summary.Value(tag=record.name, simple_value=record.value)
+            write(record.time, record.step, summary=Summary(value=[value]))
         self._events.parent.mkdir(exist_ok=True)
         append_whole(self._events, buffer.getvalue())
 
@@ -156,36 +173,6 @@ def append_whole(path: Path, data: bytes) -> None:
         except OSError:
             file.truncate(size)
             raise
-
-
-def cut_torn_line(path: Path) -> None:
-    """Remove the incomplete last line that a killed writer left."""
-    if not _size(path):
-        return
-    with open(path, "rb+") as file:
-        start = max(_size(path) - TAIL_BYTES, 0)
-        file.seek(start)
-        file.truncate(start + file.read().rfind(b"\n") + 1)
-
-
-def last_seconds(path: Path) -> float:
-    """Return the wall seconds of the last line of a metrics.jsonl; 0 if there is none."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(_size(path) - TAIL_BYTES, 0))
-            return float(json.loads(file.read().splitlines()[-1])["seconds"])
-    except (OSError, ValueError, IndexError, KeyError, TypeError):
-        return 0.0
-
-
-def run_name(config: str, game: str, agent: str, seed: int) -> str:
-    """Return the name under which TensorBoard shows a run."""
-    return f"{config}__{game}__{agent}__seed{seed}"
-
-
-def _folder_name(name: str) -> str:
-    """Return the name with every character replaced that a folder cannot have or a shell would interpret."""
-    return re.sub(r"[^\w.+-]", "-", name).encode()[:MAX_FOLDER_NAME_BYTES].decode(errors="ignore")
 
 
 def _settings_summaries(settings: Mapping[str, Any], signature: str) -> list[Summary]:
@@ -208,10 +195,10 @@ def _settings_summaries(settings: Mapping[str, Any], signature: str) -> list[Sum
 def _rewrite_csv(path: Path, lines_path: Path) -> list[str]:
     """Replace a CSV file by the lines of a metrics.jsonl. Return its metrics in order of their first appearance."""
     names = list(dict.fromkeys(name for line in _read_lines(lines_path) for name in line["values"]))
-    with replace_atomically(path) as temporary, open(temporary, "wb") as file:
-        file.write(_csv_row([*TIME_COLUMNS, *names]))
-        for line in _read_lines(lines_path):
-            file.write(_csv_line(line, names))
+    with replace_atomically(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow([*TIME_COLUMNS, *names])
+        table.writerows(_cells(line, names) for line in _read_lines(lines_path))
     return names
 
 
@@ -225,34 +212,21 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
                     yield line
 
 
-def _csv_line(line: Mapping[str, Any], names: Sequence[str]) -> bytes:
-    """Return a line of metrics.csv. A cell is empty if its metric was not reported or not finite."""
-    values = line["values"]
-    return _csv_row([*(line.get(name) for name in TIME_COLUMNS), *(values.get(name) for name in names)])
-
-
-def _csv_row(cells: Iterable[Any]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode()
+def _cells(line: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+    """Return a row of metrics.csv. A cell is None, which is written empty, if its metric is missing or not finite."""
+    return [*(line.get(name) for name in TIME_COLUMNS), *(line["values"].get(name) for name in names)]
 
 
 def _write_facts(folder: Path, name: str, data: bytes, step: int) -> None:
     path = folder / f"{name}.json"
-    if _size(path) and not _same_json(path.read_bytes(), data):
-        path = folder / f"{name}_step_{step}.json"
+    if _size(path):
+        try:
+            same = json.loads(path.read_bytes()) == json.loads(data)
+        except ValueError:
+            same = False
+        path = path if same else folder / f"{name}_step_{step}.json"
     write_atomically(path, data)
 
 
-def _same_json(old: bytes, new: bytes) -> bool:
-    try:
-        return bool(json.loads(old) == json.loads(new))
-    except ValueError:
-        return False
-
-
 def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+    return path.stat().st_size if path.exists() else 0

@@ -6,8 +6,8 @@ seconds; the logger converts them to shares, profile/<role>/<phase>, and prints 
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from rich.table import Table
@@ -18,6 +18,7 @@ from core.runtime.log_buffers import Record
 PREFIX = "profile/"
 SKIPPED_STEPS = 10  # before a trace, because the first steps are slower than the others
 WARM_UP_STEPS = 3  # that torch.profiler runs without recording
+Seconds = defaultdict[str, defaultdict[str, float]]  # role -> phase -> seconds
 
 
 class Profile:
@@ -32,7 +33,14 @@ class Profile:
         self._enabled, self._cuda_device = context.options.profile, device if device.startswith("cuda") else None
         self._seconds: dict[str, float] = {}
         steps = context.options.profile_trace if role == "learner" else 0
-        self._trace = _start_trace(context.options.log_folder / f"trace_{role}_{index}.json", steps) if steps else None
+        self._trace: torch.profiler.profile | None = None
+        if steps:
+            path = str(context.options.log_folder / f"trace_{role}_{index}.json")
+            self._trace = torch.profiler.profile(
+                schedule=torch.profiler.schedule(wait=SKIPPED_STEPS, warmup=WARM_UP_STEPS, active=steps, repeat=1),
+                on_trace_ready=lambda ready: ready.export_chrome_trace(path),
+            )
+            self._trace.start()
         self._steps_left = SKIPPED_STEPS + WARM_UP_STEPS + steps
         self._last = time.perf_counter()
 
@@ -74,30 +82,27 @@ class Shares:
     """The logger's side of the profile, which converts seconds to shares and sums them over the run."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, dict[str, float]] = {}  # role -> phase -> seconds of the run
+        self._totals: Seconds = defaultdict(lambda: defaultdict(float))  # of the run
 
     def take(self, records: Iterable[Record]) -> list[Record]:
         """Replace all records of a phase by one, its share of the seconds that all processes of the role reported.
 
         Records that are not of a profile are returned unchanged.
         """
-        others: list[Record] = []
-        periods: dict[str, Record] = {}  # name -> seconds of the period
-        role_seconds: dict[str, float] = {}  # of the period
+        others, last = list[Record](), dict[str, Record]()  # of each name
+        period: Seconds = defaultdict(lambda: defaultdict(float))
         for record in records:
             if not record.name.startswith(PREFIX):
                 others.append(record)
                 continue
             _, role, phase = record.name.split("/", 2)
-            totals = self._totals.setdefault(role, {})
-            totals[phase] = totals.get(phase, 0.0) + record.value
-            role_seconds[role] = role_seconds.get(role, 0.0) + record.value
-            previous = periods[record.name].value if record.name in periods else 0.0
-            periods[record.name] = record._replace(value=previous + record.value)
-        return others + [
-            record._replace(value=record.value / (role_seconds[name.split("/")[1]] or 1.0))
-            for name, record in periods.items()
-        ]
+            period[role][phase] += record.value
+            self._totals[role][phase] += record.value
+            last[record.name] = record
+        for name, record in last.items():
+            _, role, phase = name.split("/", 2)
+            others.append(record._replace(value=period[role][phase] / (sum(period[role].values()) or 1.0)))
+        return others
 
     def table(self) -> Table | None:
         """Return the phases of each role over the whole run, largest first; None if no process has reported any."""
@@ -117,13 +122,3 @@ class Shares:
                     end_section=number == len(phases),
                 )
         return table
-
-
-def _start_trace(path: Path, steps: int) -> torch.profiler.profile:
-    """Return a running profiler that writes its trace after this many steps, or when it is stopped earlier."""
-    schedule = torch.profiler.schedule(wait=SKIPPED_STEPS, warmup=WARM_UP_STEPS, active=steps, repeat=1)
-    profiler = torch.profiler.profile(
-        schedule=schedule, on_trace_ready=lambda ready: ready.export_chrome_trace(str(path))
-    )
-    profiler.start()
-    return profiler

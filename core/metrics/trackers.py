@@ -8,7 +8,7 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -51,8 +51,11 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="agent_steps")
 
     def write(self, records: list[Record]) -> None:
-        for step, values in by_step(records).items():
-            self._run.log({"agent_steps": step, **values})
+        steps: dict[int, dict[str, float]] = {}
+        for record in sorted(records, key=lambda record: record.step):
+            steps.setdefault(record.step, {"agent_steps": record.step})[record.name] = record.value
+        for values in steps.values():
+            self._run.log(values)
 
     def close(self) -> None:
         self._run.finish()
@@ -155,11 +158,3 @@ def make_tracker_threads(options: RunOptions) -> list[TrackerThread]:
         for name, make in trackers.items()
         if getattr(options.logger, name) is not None
     ]
-
-
-def by_step(records: Iterable[Record]) -> dict[int, dict[str, float]]:
-    """Return step -> name -> value, with the steps in ascending order."""
-    steps: dict[int, dict[str, float]] = {}
-    for record in sorted(records, key=lambda record: record.step):
-        steps.setdefault(record.step, {})[record.name] = record.value
-    return steps

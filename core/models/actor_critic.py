@@ -19,8 +19,17 @@ from core.common.settings import frozen_dataclass
 from core.model import Model, ModelParams, keep_float32
 from core.models.layers.lstm import LSTMCore
 from core.models.layers.running_normalization import RunningNormalization
-from core.models.layers.torso_options import MinAtarTorso, NatureTorso, SmallTorso, TorsoParams
-from core.models.layers.torsos import convolutions, preprocess
+from core.models.layers.torsos import (
+    ImpalaDeepTorso,
+    ImpalaTorso,
+    MinAtarTorso,
+    NatureTorso,
+    ResidualBlock,
+    SmallTorso,
+    TorsoParams,
+    convolutions,
+    preprocess,
+)
 from core.specs import Continuous, EnvSpec, Mixed
 from core.types import ActorCriticOutput, State
 
@@ -183,3 +192,26 @@ class MLPAC(ActorCritic):
 
 def _tanh_torso(size: int, hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(size, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh())
+
+
+class ImpalaCNN(ActorCritic, torso=ImpalaTorso):
+    """IMPALA's shallow network (1802.01561, figure 3, left), for 84x84: convolutions 16 8x8/4, 32 4x4/2; F = 256.
+
+    Deviations of both networks, usual on Atari: no language input, no last action, no last reward; the LSTM (256 units
+    in the paper's figure) is an option.
+    """
+
+
+class ImpalaResNet(ActorCritic, torso=ImpalaDeepTorso):
+    """IMPALA's deep network (1802.01561, figure 3, right): sections of 16, 32 and 32 planes, 15 convolutions.
+
+    Each section halves the image, so the network takes any size. The outer convolution of a residual block starts at a
+    sixth of its initial weights, because there are six blocks: features then start near 1, not at 6 to 16 (root mean
+    square).
+    """
+
+    def __init__(self, params: Any, spec: EnvSpec):
+        super().__init__(params, spec)
+        for block in self.modules():
+            if isinstance(block, ResidualBlock):
+                block.outer.weight.data.div_(6)

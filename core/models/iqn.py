@@ -23,8 +23,7 @@ from core.models.dqn import (
     QNetwork,
     QNetworkParams,
 )
-from core.models.layers.torso_options import BTRTorso
-from core.models.layers.torsos import preprocess
+from core.models.layers.torsos import BTRTorso, preprocess
 from core.ops.distributional import midpoints
 from core.specs import EnvSpec
 from core.types import QuantileInputs, State

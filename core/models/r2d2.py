@@ -14,8 +14,7 @@ from torch import Tensor
 from core.common.settings import frozen_dataclass
 from core.model import Model, ModelParams
 from core.models.layers.lstm import LSTMCore
-from core.models.layers.torso_options import MinAtarTorso, NatureTorso, SmallTorso, VectorTorso
-from core.models.layers.torsos import preprocess, q_head
+from core.models.layers.torsos import MinAtarTorso, NatureTorso, SmallTorso, VectorTorso, preprocess, q_head
 from core.specs import EnvSpec
 from core.types import OARInputs, State
 

@@ -1,4 +1,15 @@
-"""N-step returns of windows and sequences, and the generalised advantages of unrolls."""
+"""Targets of values: n-step returns, generalised advantages, Munchausen's bonus and bootstrap, rescaled returns.
+
+Munchausen targets (2007.14430) add a bonus for likely actions, and bootstrap with the entropy of a soft policy:
+
+    pi = softmax(q / t)
+    target = r + alpha [t log pi(a | s)]_clip^0 + g sum_b pi(b | s') (z(s', b) - t log pi(b | s'))
+
+For DQN z is q (M-DQN); for quantiles z (M-IQN) q is their mean. All values are those of the target network.
+
+By rescaling of returns, one network learns rewards of every size without clipping (1805.11593, section 3.2). Both
+functions avoid the differences of nearly equal numbers in the paper's form, so that float32 keeps its digits near 0.
+"""
 
 import torch
 from torch import Tensor
@@ -107,3 +118,57 @@ def _check_time_major(*tensors: Tensor) -> None:
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) != 1 or tensors[0].ndim != 2 or len(tensors[0]) < 2:
         raise ValueError(f"windows must be [n + 1, B] of one shape with n >= 1, not {sorted(shapes)}")
+
+
+def munchausen_bonus(values: Tensor, actions: Tensor, alpha: float, temperature: float, clip: float) -> Tensor:
+    """Compute alpha [t log pi(a | s)]_clip^0 [B].
+
+    Args:
+        values: [B, A] q of the states.
+        actions: [B] int64 actions taken.
+        alpha: Weight of the bonus.
+        temperature: t, above 0.
+        clip: Smallest scaled logarithm, at most 0.
+    """
+    logarithms = scaled_log_policy(values, temperature).gather(1, actions[:, None])[:, 0]
+    return alpha * logarithms.clamp(clip, 0.0)
+
+
+def soft_bootstrap(values: Tensor, outputs: Tensor, temperature: float) -> Tensor:
+    """Compute sum_b pi(b) (z_b - t log pi(b)) [B, ...].
+
+    Args:
+        values: [B, A] q.
+        outputs: [B, A, ...] z: q itself, or quantiles of each action.
+        temperature: t, above 0.
+    """
+    if outputs.shape[:2] != values.shape or values.dim() != 2:
+        raise ValueError(f"outputs must begin with the shape of values [B, A]: {[*outputs.shape]}, {[*values.shape]}")
+    logarithms = scaled_log_policy(values, temperature)
+    shape = (*values.shape, *[1] * (outputs.dim() - 2))
+    policy = torch.softmax(values / temperature, 1).view(shape)
+    terms = policy * (outputs - logarithms.view(shape))
+    return torch.where(policy > 0, terms, 0.0).sum(1)  # the logarithms of illegal actions may be -inf
+
+
+def scaled_log_policy(values: Tensor, temperature: float) -> Tensor:
+    """Compute t log pi [B, A] of the policy softmax(values / t)."""
+    return temperature * torch.log_softmax(values / temperature, 1)
+
+
+def rescaled(values: Tensor, eps: float) -> Tensor:
+    """Compute h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x, element by element (proposition A.2)."""
+    return values / ((values.abs() + 1).sqrt() + 1) + eps * values
+
+
+def unrescaled(values: Tensor, eps: float) -> Tensor:
+    """Compute the inverse of h, element by element (proposition A.2).
+
+        h^-1(y) = sign(y) (((sqrt(1 + 4 eps (|y| + 1 + eps)) - 1) / (2 eps))^2 - 1) = s (|s| + 2)
+
+    Here s, of the sign of y, solves eps s^2 + (1 + 2 eps) s = y for positive y: s = sign(x) (sqrt(|x| + 1) - 1) of the
+    x sought.
+    """
+    slope = 1 + 2 * eps
+    root = 2 * values / (slope + (slope * slope + 4 * eps * values.abs()).sqrt())
+    return root * (root.abs() + 2)

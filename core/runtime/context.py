@@ -14,9 +14,7 @@ from core.env import Env
 from core.memory import Memory
 from core.runtime.log_buffers import LogRings
 from core.runtime.options import RunOptions, make_env
-from core.runtime.parameter_store import ParameterStore
-from core.runtime.run_counters import RateLimiter, RunCounters
-from core.runtime.run_state import RunState
+from core.runtime.run_state import ParameterStore, RateLimiter, RunCounters, RunState
 from core.specs import EnvSpec
 
 ROLES = {"logger": 0, "actor": 1, "learner": 2, "evaluator": 3, "tester": 4}

@@ -9,11 +9,14 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from core.common.shared_arrays import SharedArrays
 from core.specs import ArraySpec
 
 NAME_BYTES = 64
 CACHE_LINE = 8  # int64 values
+EVALUATOR = "evaluator/"  # prefix of records that are aggregated over an evaluation's episodes already
 
 
 class Record(NamedTuple):
@@ -32,17 +35,14 @@ class LogRings:
 
     def __init__(self, num_processes: int, capacity: int = 4096):
         self._capacity, self._epoch_offset = capacity, time.time() - time.monotonic()
-        self._arrays = SharedArrays(
-            {
-                "name": ArraySpec((num_processes, capacity), f"S{NAME_BYTES}"),
-                "value": ArraySpec((num_processes, capacity), "float64"),
-                "step": ArraySpec((num_processes, capacity), "int64"),
-                "time": ArraySpec((num_processes, capacity), "float64"),
-                "written": ArraySpec((num_processes, CACHE_LINE), "int64"),
-                # Shared, so that a restarted logger continues where the last one was.
-                "read": ArraySpec((num_processes,), "int64"),
-            }
-        )
+        dtypes = {"name": f"S{NAME_BYTES}", "value": "float64", "step": "int64", "time": "float64"}
+        counters = {
+            "written": ArraySpec((num_processes, CACHE_LINE), "int64"),
+            # Shared, so that a restarted logger continues where the last one was.
+            "read": ArraySpec((num_processes,), "int64"),
+        }
+        columns = {name: ArraySpec((num_processes, capacity), dtype) for name, dtype in dtypes.items()}
+        self._arrays = SharedArrays({**columns, **counters})
 
     def now(self) -> float:
         """Return seconds since the epoch that never jump.
@@ -79,14 +79,6 @@ class LogRings:
         oldest = max(int(read[process_ind]), written - self._capacity)
         dropped = oldest - int(read[process_ind])
         read[process_ind] = written
-        return [self._record(process_ind, number % self._capacity) for number in range(oldest, written)], dropped
-
-    def _record(self, process_ind: int, slot: int) -> Record:
-        arrays = self._arrays
-        name = bytes(arrays["name"][process_ind, slot]).decode(errors="replace")
-        return Record(
-            name,
-            float(arrays["value"][process_ind, slot]),
-            int(arrays["step"][process_ind, slot]),
-            float(arrays["time"][process_ind, slot]),
-        )
+        slots = np.arange(oldest, written) % self._capacity
+        columns = (self._arrays[name][process_ind, slots].tolist() for name in Record._fields)
+        return [Record(name.decode(errors="replace"), *numbers) for name, *numbers in zip(*columns)], dropped

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 
-from core.acting.joint_actions import JointActionsEnv, takes_joint_actions
-from core.acting.validated_env import ValidatedEnv
+from core.acting.validated_env import JointActionsEnv, ValidatedEnv
 from core.agent import Agent, AgentParams
 from core.common.foreign_code import foreign_code
 from core.common.settings import frozen_dataclass
 from core.env import Env, EnvParams
 from core.memory import Memory, MemoryParams
 from core.model import Model, ModelParams
-from core.runtime.run_counters import RateLimiterParams
+from core.runtime.run_state import RateLimiterParams
 from core.specs import EnvSpec, MultiDiscrete
 from core.trajectory.frame_compression import StorageParams
 
@@ -69,7 +69,8 @@ class LearnerParams:
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers in which several learners send gradients; bfloat16 halves the bytes and rounds to 8 bits."""
     compile: Literal["auto", "yes", "no"] = "no"
-    """Compile updates on a CPU; auto does for value agents on vectors and small images in runs of 100,000 updates."""
+    """Compile updates on a CPU; auto does for value agents, PPO and PQN on vectors and small images in runs of 100,000
+    updates (PPO, PQN: minibatches)."""
     microbatch_on_oom: bool = False
     """Take one gradient of pieces of a batch when GPU memory runs out."""
     publish_period: int = Field(default=10, ge=1, le=10**9)
@@ -358,14 +359,8 @@ class RunOptions(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """Return every option, nested as here, with lists in place of tuples, as JSON can carry them."""
-        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        plain: dict[str, Any] = to_jsonable_python(dataclasses.asdict(self), fallback=str)
         return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def make_env(
@@ -376,8 +371,10 @@ def make_env(
         env = options.env_class(
             options.env, options.game, num_envs, training=training, num_threads=num_threads, render_mode=render_mode
         )
-    if isinstance(env.spec.action, MultiDiscrete) and takes_joint_actions(
-        options.agent_class, options.agent, env.spec.action
-    ):
-        return JointActionsEnv(env, num_envs)
-    return ValidatedEnv(env, num_envs)
+    action = env.spec.action
+    takes_joint_actions = (
+        isinstance(action, MultiDiscrete)
+        and not issubclass(MultiDiscrete, options.agent_class.actions)
+        and action.num_joint_actions <= options.agent_class.max_joint_actions(options.agent)
+    )
+    return JointActionsEnv(env, num_envs) if takes_joint_actions else ValidatedEnv(env, num_envs)

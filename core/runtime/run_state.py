@@ -1,31 +1,228 @@
-"""Stop flag, checkpoint requests and heartbeats of a run, in shared memory. A checkpoint keeps none of them.
+"""Hold what the processes of a run share in shared memory: counts, the pace of learning, signals, and parameters.
 
-Every value has one writer and a cache line of its own, so no process takes a lock.
+Every value has one writer and a cache line of its own, so no process takes a lock. A checkpoint keeps the counts, and
+none of the signals.
 """
 
 import time
-from collections.abc import Generator
-from typing import NamedTuple, TypeVar, cast
+from collections.abc import Generator, Mapping
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
 
+from core.common.settings import frozen_dataclass
 from core.common.shared_arrays import SharedArrays
-from core.runtime.run_counters import CACHE_LINE
+from core.device.torch_runtime import on_device
 from core.specs import ArraySpec
 
 Result = TypeVar("Result")
 
-FLAGS = {
-    "stop": 0,
-    "checkpoints_requested": 1,
-    "checkpoints_written": 2,
-    "logger_may_end": 3,
-    "restarts": 4,
-    "lost_learner": 5,
-}
+CACHE_LINE = 8  # int64 values
+REPLAY_COUNTS = ("inserted", "sampled")
+COUNTS = ("agent_steps", "episodes", "updates", *REPLAY_COUNTS)
+FLAGS = ("stop", "checkpoints_requested", "checkpoints_written", "logger_may_end", "restarts", "lost_learner")
 FINISHED, INTERRUPTED = 1, 2  # values of "stop"
-# Columns: monotonic seconds, 1 + environment in foreign code, 0 or 1, processes that the row has had.
+# Columns of a process: monotonic seconds, 1 + environment in foreign code, 0 or 1, processes that the row has had.
 HEARTBEAT, ACTIVE_ENV, WRITE_FAILED, STARTS = 0, 1, 2, 3
+
+
+class RunCounters:
+    """Count the work of num_actors actors and num_learners learners.
+
+    An *agent step* is one action of one environment. The last observation of an episode is stored too, but is no agent
+    step, because no action was taken there. `inserted` and `sampled` count the agent steps that the current replay
+    received and gave; they restart with an empty replay.
+
+    Actor i has its steps in the memory of learner i modulo num_learners, so rows [learner::num_learners] of every count
+    are what this learner and its actors have done: its *total*.
+    """
+
+    def __init__(self, num_actors: int, num_learners: int):
+        of_actors = dict.fromkeys(("agent_steps", "episodes", "inserted"), num_actors)
+        sizes = of_actors | dict.fromkeys(("updates", "sampled", "replay_steps"), num_learners)
+        arrays = {name: ArraySpec((size, CACHE_LINE), "int64") for name, size in sizes.items()}
+        self._num_learners = num_learners
+        self._arrays = SharedArrays({**arrays, "scores": ArraySpec((CACHE_LINE,), "float64")})
+
+    @property
+    def agent_steps(self) -> int:
+        return self._total("agent_steps")
+
+    @property
+    def episodes(self) -> int:
+        return self._total("episodes")
+
+    @property
+    def inserted(self) -> int:
+        return self._total("inserted")
+
+    @property
+    def sampled(self) -> int:
+        return self._total("sampled")
+
+    @property
+    def updates(self) -> int:
+        """Return the updates of one learner; several learners update in lockstep."""
+        return int(self._arrays["updates"][:, 0].max())
+
+    def _total(self, name: str) -> int:
+        return int(self._arrays[name][:, 0].sum())
+
+    def count_agent_steps(self, actor: int, agent_steps: int, episodes: int = 0) -> None:
+        """Count agent steps that an actor stored in the replay, and the episodes that they ended."""
+        self._arrays["agent_steps"][actor, 0] += agent_steps
+        self._arrays["inserted"][actor, 0] += agent_steps
+        self._arrays["episodes"][actor, 0] += episodes
+
+    def count_update(self, learner: int, samples: int, updates: int = 1) -> None:
+        """Count updates of a learner and the agent steps that they learned from."""
+        self._arrays["updates"][learner, 0] += updates
+        self._arrays["sampled"][learner, 0] += samples
+
+    # several nodes (core/engines/ray/learner_host.py) -----------------------------------------------------------------
+    def totals(self) -> list[dict[str, int]]:
+        """Return every count's total for each learner."""
+        rows = range(self._num_learners)
+        return [{name: int(self._arrays[name][row :: self._num_learners, 0].sum()) for name in COUNTS} for row in rows]
+
+    def set_totals(self, learner: int, totals: Mapping[str, int]) -> None:
+        """Take over the totals of a learner on another node. Only the mirror calls this."""
+        for name, total in totals.items():
+            self._set_total(self._arrays[name][:, 0], learner, total)
+
+    def _set_total(self, counts: np.ndarray, learner: int, total: int) -> None:
+        rows = counts[learner :: self._num_learners]
+        rows[0] = total - int(rows[1:].sum())
+
+    @property
+    def remote_replay_steps(self) -> int:
+        """Return the steps that memories on other nodes hold."""
+        return self._total("replay_steps")
+
+    def record_replay_steps(self, learner: int, steps: int) -> None:
+        """Record the size of a memory on another node. Only the mirror calls this."""
+        self._arrays["replay_steps"][learner, 0] = steps
+
+    def reset_sampled(self, samples: int) -> None:
+        self._arrays["sampled"][:, 0] = 0
+        self._arrays["sampled"][0, 0] = samples
+
+    @property
+    def scores(self) -> tuple[float, float] | None:
+        """Return the mean returns of the last and of the best evaluation, or None before the first evaluation."""
+        count, last, best = self._arrays["scores"][:3]
+        return (float(last), float(best)) if count else None
+
+    @property
+    def evaluations(self) -> int:
+        return int(self._arrays["scores"][0])
+
+    @property
+    def evaluated_at(self) -> int:
+        """Return the agent steps at which the last evaluation began; 0 before the first."""
+        return int(self._arrays["scores"][3])
+
+    def record_evaluation(self, score: float, best: float = float("-inf"), agent_steps: int = 0) -> None:
+        """Record the mean return of an evaluation that began at `agent_steps`. Only the evaluator calls this.
+
+        `best` is the score of the best model on disk, which can be newer than the restored checkpoint.
+        """
+        self._arrays["scores"][1:4] = score, max(score, best, *(self.scores or ())), agent_steps
+        self._arrays["scores"][0] += 1
+
+    def scores_row(self) -> list[float]:
+        """Return everything about evaluations, as `set_scores_row` takes it."""
+        row: list[float] = self._arrays["scores"].tolist()
+        return row
+
+    def set_scores_row(self, row: list[float]) -> None:
+        """Take over what another node knows of evaluations."""
+        self._arrays["scores"][:] = row
+
+    def state_dict(self, totals: Mapping[int, Mapping[str, int]] | None = None) -> dict[str, Any]:
+        """Return the counts and scores, with these totals of learners on other nodes, which the mirror has late."""
+        counts = {name: self._arrays[name][:, 0].copy() for name in COUNTS}
+        for learner, of_learner in (totals or {}).items():
+            for name, total in of_learner.items():
+                self._set_total(counts[name], learner, total)
+        return {**{name: values.tolist() for name, values in counts.items()}, "scores": self.scores_row()}
+
+    def load_state_dict(self, state: dict[str, Any], with_replay: bool) -> None:
+        """Restore the counts of a checkpoint, which may be of another number of actors and learners.
+
+        Without the replay, `inserted` and `sampled` start at 0.
+        """
+        self.set_scores_row(state["scores"])
+        for name in COUNTS if with_replay else COUNTS[: -len(REPLAY_COUNTS)]:
+            counts, values = self._arrays[name], state[name]
+            if name == "updates":
+                values = [max(values)] * len(counts)  # learners update in lockstep
+            counts[:, 0] = 0
+            counts[0, 0] = sum(values[len(counts) :])
+            counts[: len(values), 0] += values[: len(counts)]
+
+
+@frozen_dataclass
+class RateLimiterParams:
+    """Options of the pace: the samples per insert, and the step at which learning starts."""
+
+    samples_per_insert: float | None = Field(default=8.0, gt=0, le=1e6)
+    """Samples learnt from for each agent step stored (Nature DQN: 32 / 4)."""
+    min_replay_size: int = Field(default=20_000, ge=1, le=10**10)
+    """Agent steps stored before the first update."""
+    error_buffer: int = Field(default=1_000, ge=1, le=10**10)
+    """Agent steps that actors may run ahead of samples_per_insert."""
+
+
+class RateLimiter:
+    """Limit the samples that are learned from for each agent step stored, from `min_replay_size` on, as in Reverb.
+
+    Learners wait until a whole batch is due. Actors wait once learners are `error_buffer` agent steps behind. If
+    `samples_per_insert` is None, learners wait for `min_replay_size` only and actors never wait.
+    """
+
+    def __init__(self, params: RateLimiterParams, counters: RunCounters):
+        self._params, self._counters = params, counters
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Return True while too few agent steps are stored to learn from."""
+        return self._counters.inserted < self._params.min_replay_size
+
+    def learning_steps(self, agent_steps: int) -> int:
+        """Return how many of the run's agent steps came after `min_replay_size`."""
+        return max(agent_steps - self._params.min_replay_size, 0)
+
+    def can_insert(self) -> bool:
+        """Return True if actors may store more agent steps."""
+        ratio = self._params.samples_per_insert
+        return ratio is None or self.is_warming_up or self._deficit(ratio) < self._params.error_buffer * ratio
+
+    def can_sample(self, samples: int) -> bool:
+        """Return True if learners may learn from that many samples."""
+        ratio = self._params.samples_per_insert
+        return not self.is_warming_up and (ratio is None or self._deficit(ratio) >= samples)
+
+    def ratio(self) -> float:
+        """Return the samples per insert since `min_replay_size`; 0 before."""
+        inserted = self._counters.inserted - self._params.min_replay_size
+        return self._counters.sampled / inserted if inserted > 0 else 0.0
+
+    def _deficit(self, ratio: float) -> float:
+        """Return the samples that learners are behind; negative if they are ahead."""
+        return (self._counters.inserted - self._params.min_replay_size) * ratio - self._counters.sampled
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"limiter": [self._params.samples_per_insert, self._params.min_replay_size]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with restored counters. If the checkpoint had other limits, the new ones hold from here on."""
+        ratio, own = self._params.samples_per_insert, self.state_dict()["limiter"]
+        if ratio is not None and state.get("limiter", own) != own:
+            self._counters.reset_sampled(max(int(self._deficit(ratio)) + self._counters.sampled, 0))
 
 
 class ProcessState(NamedTuple):
@@ -41,18 +238,15 @@ class RunState:
     """Signals between the engine and num_processes processes of a run."""
 
     def __init__(self, num_processes: int):
-        self._arrays = SharedArrays(
-            {
-                "flags": ArraySpec((len(FLAGS), CACHE_LINE), "int64"),
-                "processes": ArraySpec((num_processes, CACHE_LINE), "float64"),
-            }
-        )
+        flags = ArraySpec((len(FLAGS), CACHE_LINE), "int64")
+        processes = ArraySpec((num_processes, CACHE_LINE), "float64")
+        self._arrays = SharedArrays({"flags": flags, "processes": processes})
 
     def _flag(self, name: str) -> int:
-        return int(self._arrays["flags"][FLAGS[name], 0])
+        return int(self._arrays["flags"][FLAGS.index(name), 0])
 
     def _set_flag(self, name: str, value: int) -> None:
-        self._arrays["flags"][FLAGS[name], 0] = value
+        self._arrays["flags"][FLAGS.index(name), 0] = value
 
     @property
     def stopped(self) -> bool:
@@ -184,3 +378,101 @@ class RunState:
         if starts != self.starts(process_ind):
             self.reset_heartbeat(process_ind)
             self._arrays["processes"][process_ind, STARTS] = starts
+
+
+class ParameterStore:
+    """Share the floating-point parameters and buffers of a model between one writer and any number of readers.
+
+    In version 0 nothing is published yet.
+
+    There are no locks and no torn reads. The store has two buffers of flat float32 and two counters. The writer
+    announces version v + 1, fills the buffer that v does not use, then declares v + 1 complete. A reader copies the
+    newest complete buffer. The copy is valid unless the writer has meanwhile announced the version after the next,
+    which reuses that buffer; then the reader copies again. This relies on stores becoming visible in program order
+    (x86).
+    """
+
+    def __init__(self, size: int):
+        counter = ArraySpec((1,), "int64")
+        buffers = ArraySpec((2, size), "float32")
+        self._arrays = SharedArrays({"buffers": buffers, "announced": counter, "complete": counter})
+
+    @staticmethod
+    def size_of(model: nn.Module) -> int:
+        """Return the number of floats that a model needs."""
+        return sum(tensor.numel() for tensor in _float_tensors(model))
+
+    @property
+    def size(self) -> int:
+        """Return the number of floats of a version."""
+        return int(self._arrays["buffers"].shape[1])
+
+    @property
+    def version(self) -> int:
+        return int(self._arrays["complete"][0])
+
+    @torch.no_grad()
+    def publish(self, model: nn.Module, version: int | None = None) -> int:
+        """Publish the model's parameters and buffers, and return their version.
+
+        The version is the next one, unless a resumed run gives that of its checkpoint.
+
+        Raises:
+            ValueError: the version does not increase, so readers could not tell it from the last one.
+        """
+        version = self.version + 1 if version is None else version
+        if version <= self.version:
+            raise ValueError(f"version {version} must be greater than the published {self.version}")
+        self._arrays["announced"][0] = version
+        buffer = torch.from_numpy(self._arrays["buffers"][version % 2])
+        # `reshape` orders elements by index, whatever the memory format. Another device sends them in one transfer.
+        parts = [tensor.reshape(-1) for tensor in _float_tensors(model)]
+        torch.cat(parts, out=buffer) if parts[0].device == buffer.device else buffer.copy_(torch.cat(parts))
+        self._arrays["complete"][0] = version
+        return version
+
+    def pull(self, model: nn.Module, known_version: int) -> int:
+        """Update the model if a version other than known_version is published. Return the version that it now has."""
+        if self.version == known_version:
+            return known_version
+        version, values = self.read()
+        fill(model, values)
+        return version
+
+    def read(self) -> tuple[int, np.ndarray]:
+        """Return the newest version and a copy of its values, flat float32."""
+        while True:
+            version = self.version
+            values = self._arrays["buffers"][version % 2].copy()
+            if self._arrays["announced"][0] <= version + 1:
+                return version, values
+
+
+@torch.no_grad()
+def fill(model: nn.Module, values: np.ndarray) -> None:
+    """Copy values, as `ParameterStore.read` returns them, into the model's tensors in place."""
+    tensors = _float_tensors(model)
+    flat = on_device(values, tensors[0].device)
+    # One tensor at a time, because channels_last tensors have no flat view.
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+        tensor.copy_(part.view(tensor.shape))
+
+
+def _float_tensors(model: nn.Module) -> list[Tensor]:
+    return [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
+
+
+class Schedule:
+    """Be due every `steps` agent steps or, if `steps` is 0, every `period` seconds."""
+
+    def __init__(self, period: float, steps: int, agent_steps: int):
+        self._period, self._steps = period, steps
+        self.start(agent_steps)
+
+    def due(self, agent_steps: int) -> bool:
+        return agent_steps >= self._next_steps if self._steps else time.monotonic() >= self._next_time
+
+    def start(self, agent_steps: int) -> None:
+        """Begin a new interval. With `steps`, it ends at their next multiple."""
+        self._next_time = time.monotonic() + self._period
+        self._next_steps = (agent_steps // self._steps + 1) * self._steps if self._steps else 0

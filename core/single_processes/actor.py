@@ -1,47 +1,24 @@
-"""Run an actor: pull parameters, choose actions, step environments, write to the replay."""
+"""Run an actor: pull parameters, choose actions, step environments, write to the replay.
+
+An actor steps its environments in splits that take turns: while one split is emulated, the network chooses actions for
+another. This is the double-buffered sampling of Sample Factory (Petrenko et al. 2020).
+"""
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from core.acting.double_buffered_envs import DoubleBufferedEnvs
 from core.acting.graphed_inference import with_graphed_forward
-from core.agent import Exploration
+from core.agent import ActorOutput, Agent, Exploration
 from core.env import Env
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
-from core.types import TimeStep
-
-
-class EpisodeStatistics:
-    """Add up the raw return and the length of each environment's episode."""
-
-    def __init__(self, num_envs: int):
-        self._returns = np.zeros(num_envs)
-        self._lengths = np.zeros(num_envs, np.int64)
-        self._finished: list[dict[str, float]] = []
-
-    def add(self, timestep: TimeStep) -> int:
-        """Count a step of every environment. Return the number of episodes that it ended."""
-        self._returns += timestep.raw_reward
-        self._lengths += ~timestep.first
-        if not timestep.last.any():  # as after nearly every step
-            return 0
-        ended = np.flatnonzero(timestep.last)
-        self._finished += [
-            {"episodic_return": float(self._returns[env]), "episodic_length": float(self._lengths[env])}
-            for env in ended
-        ]
-        self._returns[ended] = 0
-        self._lengths[ended] = 0
-        return len(ended)
-
-    def take(self) -> list[dict[str, float]]:
-        """Return the statistics of the episodes that ended since the last call."""
-        finished, self._finished = self._finished, []
-        return finished
+from core.types import State, TimeStep, restart
 
 
 def actor(context: Context, index: int) -> Iterator[bool]:
@@ -98,20 +75,15 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
             profile.mark("write")
             steps_until_pull -= num_envs
             steps += published
-            counters.count_agent_steps(index, published, episodes.add(after))
-            for episode in episodes.take():
+            ended = episodes.add(after)
+            counters.count_agent_steps(index, published, len(ended))
+            for episode in ended:
                 context.report("actor", index, episode)
             now = time.monotonic()
             if now - reported_at >= options.actor.log_period:
-                context.report(
-                    "actor",
-                    index,
-                    {
-                        **envs.statistics(),
-                        "policy_lag": float(context.parameters.version - version),
-                        "agent_steps_per_second": (steps - reported_steps) / (now - reported_at),
-                    },
-                )
+                lag, speed = context.parameters.version - version, (steps - reported_steps) / (now - reported_at)
+                values = {**envs.statistics(), "policy_lag": float(lag), "agent_steps_per_second": speed}
+                context.report("actor", index, values)
                 reported_at, reported_steps = now, steps
                 profile.report()
             profile.mark("report")
@@ -119,3 +91,130 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
     finally:
         envs.close()
         profile.close()
+
+
+class EnvStep(NamedTuple):
+    """One step of all environments, those of the first split first."""
+
+    before: TimeStep
+    output: ActorOutput
+    after: TimeStep
+    state: State  # the recurrent state that the actions were chosen with
+
+
+class EnvSplit:
+    """Some of an actor's environments.
+
+    `send_actions` chooses actions and sends them; `receive_steps` waits for the steps that they lead to.
+    """
+
+    def __init__(
+        self, agent: Agent, env: Env, exploration: Exploration, timestep: TimeStep, mark_phase: Callable[[str], None]
+    ):
+        self._agent, self._env, self.exploration, self._mark_phase = agent, env, exploration, mark_phase
+        self._timestep, self._initial_state = timestep, agent.initial_state(len(timestep.first))
+        self._state = self._initial_state
+
+    def send_actions(self) -> None:
+        state = restart(self._state, self._timestep.first, self._initial_state)
+        self._sent = self._timestep, self._agent.act(self._timestep, state, self.exploration), state
+        self._mark_phase("forward")
+        self._env.send(self._sent[1].action)
+        self._mark_phase("environment")
+
+    def receive_steps(self) -> EnvStep:
+        before, output, state = self._sent
+        self._timestep, self._state = self._env.recv(), output.state
+        self._mark_phase("environment")
+        return EnvStep(before, output, self._timestep, state)
+
+
+class DoubleBufferedEnvs:
+    """An actor's environments in `num_splits` splits of equal size, seeded one after another.
+
+    With one split, `step` chooses actions, takes them and returns the result. With more, `step` returns the result of
+    the actions that the previous call sent, and sends the next ones. Its parameters are therefore one step older.
+
+    Args:
+        make_env: makes the environments of a split from their number and the index of the first one among the actor's.
+        exploration: function of a split's index.
+        mark_phase: is called with the name of each finished phase (core/metrics/profiler.py).
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        make_env: Callable[[int, int], Env],
+        exploration: Callable[[int], Exploration],
+        seed: int,
+        num_splits: int,
+        num_envs: int,
+        mark_phase: Callable[[str], None] = lambda phase: None,
+    ):
+        size = num_envs // num_splits
+        self._envs = [make_env(size, split * size) for split in range(num_splits)]
+        self._splits = [
+            EnvSplit(agent, env, exploration(split), env.reset(seed + split), mark_phase)
+            for split, env in enumerate(self._envs)
+        ]
+        self._has_sent = False
+
+    def step(self, agent_steps: int, learning_steps: int) -> EnvStep:
+        """Step every environment once. Explorations follow the steps of the run, as `Exploration.update` has them."""
+        for split in self._splits:
+            split.exploration.update(agent_steps, learning_steps)
+        if len(self._splits) == 1:
+            self._splits[0].send_actions()
+            return self._splits[0].receive_steps()
+        if not self._has_sent:
+            for split in self._splits:
+                split.send_actions()
+            self._has_sent = True
+        steps = []
+        for split in self._splits:
+            steps.append(split.receive_steps())
+            split.send_actions()
+        step: EnvStep = _concatenated(steps)
+        return step
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    def statistics(self) -> dict[str, float]:
+        """Return the means of the splits' exploration statistics."""
+        statistics = [split.exploration.statistics() for split in self._splits]
+        return {name: sum(values[name] for values in statistics) / len(statistics) for name in statistics[0]}
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    """Concatenate arrays or tensors, or tuples and dictionaries of them, along the environments. None stays None."""
+    first = parts[0]
+    if isinstance(first, tuple):
+        fields = [_concatenated(field) for field in zip(*parts)]
+        return first._make(fields) if hasattr(first, "_make") else tuple(fields)
+    if isinstance(first, dict):
+        return {name: _concatenated([part[name] for part in parts]) for name in first}
+    if first is None:
+        return None
+    return torch.cat(list(parts)) if isinstance(first, Tensor) else np.concatenate(parts)
+
+
+class EpisodeStatistics:
+    """Add up the raw return and the length of each environment's episode."""
+
+    def __init__(self, num_envs: int):
+        self._returns = np.zeros(num_envs)
+        self._lengths = np.zeros(num_envs, np.int64)
+
+    def add(self, timestep: TimeStep) -> list[dict[str, float]]:
+        """Count a step of every environment. Return the statistics of the episodes that it ended."""
+        self._returns += timestep.raw_reward
+        self._lengths += ~timestep.first
+        if not timestep.last.any():  # as after nearly every step
+            return []
+        ended = np.flatnonzero(timestep.last)
+        pairs = zip(self._returns[ended].tolist(), self._lengths[ended].tolist())
+        finished = [{"episodic_return": total, "episodic_length": float(length)} for total, length in pairs]
+        self._returns[ended] = self._lengths[ended] = 0
+        return finished

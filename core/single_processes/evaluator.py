@@ -1,7 +1,9 @@
 """Run the evaluator: play whole episodes with the newest parameters during training, and keep the best model."""
 
+import math
 import os
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 
 import numpy as np
 
@@ -12,7 +14,8 @@ from core.common.console import log_to_stderr
 from core.env import Env
 from core.evaluation.episodes import play_episodes
 from core.runtime.context import Context
-from core.runtime.schedule import Schedule
+from core.runtime.log_buffers import EVALUATOR
+from core.runtime.run_state import Schedule
 
 
 def evaluator(context: Context, index: int) -> Iterator[bool]:
@@ -66,19 +69,17 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, best: float)
     context.counters.record_evaluation(score, best, agent_steps)
     if score > best and _save(context, index, agent, agent_steps, score):
         best = score
-    solved = {} if results.solved is None else {"evaluator/solved_share": float(np.mean(results.solved))}
-    context.logs.write(
-        context.process_ind("evaluator", index),
-        {
-            "evaluator/episodic_return_mean": score,
-            "evaluator/episodic_return_std": float(np.std(results.returns)),
-            "evaluator/episodic_return_median": float(np.median(results.returns)),
-            "evaluator/episodic_length_mean": float(np.mean(results.lengths)),
-            "evaluator/episodes": float(len(results.returns)),
-            **solved,
-        },
-        agent_steps,
-    )
+    values = {
+        "episodic_return_mean": score,
+        "episodic_return_std": float(np.std(results.returns)),
+        "episodic_return_median": float(np.median(results.returns)),
+        "episodic_length_mean": float(np.mean(results.lengths)),
+        "episodes": float(len(results.returns)),
+    }
+    if results.solved is not None:
+        values["solved_share"] = float(np.mean(results.solved))
+    named = {EVALUATOR + name: value for name, value in values.items()}
+    context.logs.write(context.process_ind("evaluator", index), named, agent_steps)
     return best
 
 
@@ -97,12 +98,11 @@ def _best_score_on_disk(context: Context) -> float:
     A model file that is there before the first evaluation of a new run belongs to another run.
     """
     if context.resume_from is None and context.counters.scores is None:
-        return float("-inf")
-    try:
+        return -math.inf
+    with suppress(CheckpointError):
         score = model_file.load_weights(context.options.model_path)[1].get("score")
-    except CheckpointError:
-        score = None
-    return float("-inf") if score is None else float(score)
+        return -math.inf if score is None else float(score)
+    return -math.inf
 
 
 def _save(context: Context, index: int, agent: Agent, agent_steps: int, score: float | None) -> bool:

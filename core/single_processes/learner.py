@@ -1,33 +1,39 @@
-"""Run a learner: sample, update, publish parameters, save checkpoints when asked."""
+"""Run a learner: sample, update, publish parameters, save checkpoints when asked.
 
-import math
+Learner 0 writes the agent, which all learners have alike, the counters, and its own files: random state and, if asked,
+its memory. The files of the other learners are named by their index.
+"""
+
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from core.agent import Agent
+from core.checkpoint import model_file, run_checkpoint
+from core.checkpoint.run_checkpoint import CheckpointError, storable
 from core.common.console import log_to_stderr
-from core.device.compiled_work import CompiledCallable, missing_compiler
-from core.device.torch_runtime import use_onednn_products, use_tf32
-from core.distributed.learner_group import LearnerGroup, LearnerStatus, PeerLostError, SyncChecker
+from core.common.files import folder_lock
+from core.device.recorded_work import CompiledCallable, missing_compiler
+from core.distributed.learner_group import LearnerGroup, LearnerStatus, PeerLostError, SingleLearner, SyncChecker
 from core.learning.batch_source import BatchSource, InPlaceBatchSource, Prefetcher
-from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate, StagedBatches, can_capture
-from core.learning.precision import has_large_images, has_large_products
-from core.learning.updates import EagerUpdates, Updates
-from core.memory import DeviceMemory, Memory
+from core.learning.precision import has_large_images, has_large_products, use_onednn_products, use_tf32
+from core.learning.updates import DeviceReplayBatches, EagerUpdates, GraphedUpdate, StagedBatches, Updates, can_capture
+from core.memory import DeviceMemory, Memory, batch_of, batch_state
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
-from core.runtime.run_state import RunState
-from core.single_processes.learner_checkpoint import load_initial, restore, save, save_alone
+from core.runtime.run_state import COUNTS, RunState
 from core.specs import Discrete
 from core.types import Batch, Window, batch_size
 
-# With learner.compile auto, compiling, which takes up to a minute, is for runs of this many updates and more.
-MIN_COMPILED_UPDATES = 100_000
+# With learner.compile auto, compiling, which takes up to a minute, is for runs of this many compiled calls and more.
+MIN_COMPILED_CALLS = 100_000
+LOSS_TIMEOUT = 10.0  # seconds until a learner on another node must know which learner was lost
 
 
 class TrainingDiverged(RuntimeError):
@@ -43,7 +49,9 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     with context.rendezvous.join(index, context.device_of(index)) as group:
         group.heartbeat = partial(_heartbeat, context.run_state, context.process_ind("learner", index))
         group.gradient_dtype = torch.bfloat16 if context.options.learner.gradient_dtype == "bfloat16" else None
-        agent, memory = _make_agent(context, group), _make_memory(context, index)
+        agent, memory = _make_agent(context, group), context.memories[index]
+        if context.options.learner.replay_device == "learner":
+            memory = memory.device_class(memory, torch.device(context.device_of(index)))  # follows the shared one
         version, ready_batches = yield from restore(context, agent, memory, group)
         batches, updates = _make_updates(context, agent, memory, index, ready_batches)
         with closing(batches):
@@ -80,7 +88,7 @@ def _learn(
 ) -> Generator[bool, None, None]:
     """Update until the run ends."""
     params, run_state, is_first = context.options.learner, context.run_state, group.index == 0
-    shared_memory = context.memories[group.index]
+    publishes, shared_memory = context.publishes(group.index), context.memories[group.index]
     # Samples of all learners' next updates.
     samples = group.size * updates.count * context.options.batch_size * agent.samples_per_window
     checker = SyncChecker(agent, context.counters.updates, params.sync_check_period if group.size > 1 else 0)
@@ -89,9 +97,8 @@ def _learn(
     def report() -> None:
         nonlocal reported_at, reported_updates
         reported_at, reported_updates = time.monotonic(), checker.updates
-        context.report(
-            "learner", 0, {**updates.statistics(), **batches.statistics(), **batches.call(memory.statistics)}
-        )
+        values = {**updates.statistics(), **batches.statistics(), **batches.call(memory.statistics)}
+        context.report("learner", 0, values)
 
     while True:
         profile.mark("wait")
@@ -125,7 +132,7 @@ def _learn(
         context.counters.count_update(group.index, updates.samples(batch), updates.count)
         batch = None
         checker.updates += updates.count
-        if context.publishes(group.index) and checker.updates % params.publish_period < updates.count:
+        if publishes and checker.updates % params.publish_period < updates.count:
             context.parameters.publish(agent.model)
             profile.mark("publish")
         if shared_memory.on_policy:
@@ -156,8 +163,9 @@ def _make_agent(context: Context, group: LearnerGroup) -> Agent:
     use_onednn_products(in_float32 and has_large_products(agent.model, rows))
     if memory.feature_dtype(context.options.memory):
         memory.features_of = feature_source(context, device)
-    if context.resume_from is None and context.initial_weights is not None and group.index == 0:
-        load_initial(agent, context.initial_weights)
+    path = context.initial_weights
+    if context.resume_from is None and path is not None and group.index == 0:
+        model_file.load_into(agent.model, model_file.reload_weights(path)[0], path)
     agent.init_learner()  # after the initial weights, which the target copies
     if group.size > 1:
         context.seed_everything("learner", group.index)
@@ -181,16 +189,6 @@ def feature_source(context: Context, device: str) -> Callable[[Window], Tensor]:
     return features_of
 
 
-def _make_memory(context: Context, index: int) -> Memory | DeviceMemory:
-    """Return the learner's memory: the shared one that actors write to, or a replay on the device that follows it."""
-    memory = context.memories[index]
-    if context.options.learner.replay_device != "learner":
-        return memory
-    assert memory.device_class is not None, "the options were not validated"
-    device_memory: DeviceMemory = memory.device_class(memory, torch.device(context.device_of(index)))
-    return device_memory
-
-
 def _make_updates(
     context: Context, agent: Agent, memory: Memory | DeviceMemory, index: int, ready_batches: Sequence[Batch]
 ) -> tuple[BatchSource, Updates]:
@@ -202,20 +200,14 @@ def _make_updates(
     on_gpu, size = device.type == "cuda", options.batch_size
     if isinstance(memory, DeviceMemory):
         count = params.updates_per_graph_launch
-        capture = (
-            on_gpu
-            and params.cuda_graph != "off"
-            and options.num_learners == 1
-            and can_capture(type(agent), agent.params, count)
-        )
+        wanted = on_gpu and params.cuda_graph != "off" and options.num_learners == 1
+        capture = wanted and can_capture(type(agent), agent.params, count)
         device_batches = DeviceReplayBatches(agent, memory, size, count, device)
         return InPlaceBatchSource(memory), GraphedUpdate(agent, device_batches, capture=capture)
     depth = 0 if options.engine == "inline" else params.prefetch
     fitting = [batch for batch in ready_batches if batch_size(batch) == size and memory.window.fits(batch.window)]
-    limiter = context.rate_limiter
-    prefetcher = Prefetcher(
-        memory, size, depth, params.batches_per_sample, fitting, is_warming_up=lambda: limiter.is_warming_up
-    )
+    limiter = context.rate_limiter  # of which the thread keeps no context
+    prefetcher = Prefetcher(memory, size, depth, params.batches_per_sample, fitting, lambda: limiter.is_warming_up)
     if params.cuda_graph == "on":
         return prefetcher, GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
     if not on_gpu and _compiles(context, agent):
@@ -234,18 +226,162 @@ def _compiles(context: Context, agent: Agent) -> bool:
     options = context.options
     if options.learner.compile != "auto":
         return options.learner.compile == "yes"
-    samples = (options.steps or math.inf) * (options.rate_limiter.samples_per_insert or 1)
+    updates, calls = options.updates_of_run(agent.samples_per_window), agent.compiled_calls(agent.params)
+    is_measured = calls > 1 or (agent.samples_per_window == 1 and isinstance(context.spec.action, Discrete))
     pays = (
         options.engine != "inline"  # so that a resumed run equals one that was not stopped
         and options.num_learners == 1
         and not options.learner.microbatch_on_oom
         and type(agent).supports_cuda_graphs
-        and agent.samples_per_window == 1
-        and isinstance(context.spec.action, Discrete)
+        and is_measured
         and not has_large_images(context.spec)
-        and samples / options.batch_size >= MIN_COMPILED_UPDATES
+        and (updates is None or updates * calls >= MIN_COMPILED_CALLS)
     )
     if pays and (reason := missing_compiler()):
         log_to_stderr(f"updates are not compiled, which would be faster: {reason} (learner.compile no ends this line)")
         return False
     return pays
+
+
+# checkpoints ----------------------------------------------------------------------------------------------------------
+def restore(
+    context: Context, agent: Agent, memory: Memory | DeviceMemory, group: LearnerGroup
+) -> Generator[bool, None, tuple[int, list[Batch]]]:
+    """Restore agent, memory and random state if the run continues another.
+
+    Learner 0 reads the agent and sends it to the others, each of which reads only its own files. The weights of a
+    model file, with which learner 0 has made its agent, are sent likewise.
+
+    Returns:
+        The version of the parameters, and the batches that were sampled but not learned from.
+
+    Raises:
+        CheckpointError: the checkpoint is intact but not of such a run.
+    """
+    if context.resume_from is None:
+        if context.initial_weights is not None and group.size > 1:
+            agent.load_state_dict((yield from group.broadcast(storable(agent.state_dict(), "agent"))))
+        return 1, []
+    learner_file, memory_file = _files_of(group.index)
+    shared = ("agent", "learner") if group.index == 0 else ()
+    state = run_checkpoint.read_verified(context.resume_from, (*shared, learner_file, memory_file))
+    sent = {"agent": state.pop("agent"), "version": state["learner"]["version"]} if shared else None
+    sent = yield from group.broadcast(sent)
+    ready_batches: list[Batch] = []
+    try:
+        agent.load_state_dict(sent["agent"])
+        if memory_file in state:
+            memory.load_state_dict(state[memory_file])
+            ready_batches = [batch_of(stored) for stored in state[memory_file].get("drawn", ())]
+        else:
+            memory.continue_at(context.counters.updates)
+        if learner_file in state:
+            torch.set_rng_state(state[learner_file]["torch_rng"])
+            device = torch.device(context.device_of(group.index))
+            device_rng = state[learner_file].get("device_rng", ())
+            if device.type == "cuda" and len(device_rng):  # else the checkpoint is of another kind of device
+                torch.cuda.set_rng_state(device_rng, device)
+        return sent["version"], ready_batches
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        problem = (
+            f"checkpoint {context.resume_from} does not fit this run ({type(error).__name__}: {error}): start a new one"
+        )
+        raise CheckpointError(problem) from error
+
+
+def save(
+    context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource, group: LearnerGroup
+) -> Generator[bool, None, None]:
+    """Publish the parameters, then write a full checkpoint. A full disk is reported and counted; training continues."""
+    folder, index, own_parts = context.options.checkpoint_folder, group.index, dict[str, Any]()
+    learner_file, memory_file = _files_of(index)
+
+    def write_own() -> None:
+        device = next(agent.model.parameters()).device
+        device_rng = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0, dtype=torch.uint8)
+        own_parts[learner_file] = {"torch_rng": torch.get_rng_state(), "device_rng": device_rng}
+        if context.options.learner.checkpoint_replay:
+            own_parts[memory_file] = batches.call(
+                lambda: {**memory.state_dict(), "drawn": [batch_state(batch) for batch in batches.ready_batches()]}
+            )
+        if index:
+            for path in run_checkpoint.save_parts(folder, own_parts):
+                send_home(path)
+
+    def send_home(path: Path) -> None:
+        if context.send_home is not None:
+            context.send_home(path)
+
+    written = _try_to_write(write_own)
+    rows = yield from group.gather([written, *context.counters.totals()[index].values()])
+    all_written = all(row[0] for row in rows)
+    elsewhere = {
+        learner: dict(zip(COUNTS, row[1:]))
+        for learner, row in enumerate(rows)
+        if group.size > 1 and learner not in context.memories
+    }
+    if context.publishes(index):
+        context.parameters.publish(agent.model)
+    if index:
+        return
+
+    def write_all() -> None:
+        own_parts["learner"]["version"] = context.parameters.version
+        others = [name for learner in range(1, group.size) for name in _files_of(learner)[: len(own_parts)]]
+        counters = {**context.counters.state_dict(elsewhere), **context.rate_limiter.state_dict()}
+        checkpoint = run_checkpoint.save(
+            folder,
+            {"agent": agent.state_dict(), "clock": counters, **own_parts},
+            context.counters.agent_steps,
+            context.options.learner.checkpoint_keep,
+            others,
+        )
+        send_home(checkpoint)
+
+    saved = all_written and _try_to_write(write_all)
+    context.run_state.record_write(context.process_ind("learner", index), saved)
+    if not saved:
+        context.report("learner", index, {"checkpoint_errors": 1.0})
+    context.run_state.confirm_checkpoint()
+
+
+def save_alone(
+    context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource
+) -> Generator[bool, None, None]:
+    """Save a checkpoint after another learner was lost. All learners are alike, so the first one to come saves.
+
+    A learner on another node than learner 0 saves only if that one is lost, and waits until this is known. With
+    learner.checkpoint_replay nothing is saved, because the memory of the lost learner is lost, too.
+    """
+    if context.options.learner.checkpoint_replay:
+        return
+    if 0 not in context.memories:
+        deadline = time.monotonic() + LOSS_TIMEOUT
+        while (lost := context.run_state.lost_learner) is None and time.monotonic() < deadline:
+            yield False
+        if lost != 0:
+            return
+    folder, first = context.options.checkpoint_folder, True
+    with ExitStack() as stack:
+        with suppress(OSError):  # `save` reports it
+            folder.mkdir(parents=True, exist_ok=True)
+            first = stack.enter_context(folder_lock(folder))
+        if first:
+            yield from save(context, agent, memory, batches, SingleLearner())
+
+
+def _files_of(index: int) -> tuple[str, str]:
+    """Return the names of a learner's own file and of its memory's."""
+    suffix = f"_{index}" if index else ""
+    return f"learner{suffix}", f"memory{suffix}"
+
+
+def _try_to_write(write: Callable[[], None]) -> bool:
+    try:
+        write()
+    except (CheckpointError, MemoryError) as error:
+        log_to_stderr(f"checkpoint not written, those that are there stay as they were: {error}")
+        return False
+    return True

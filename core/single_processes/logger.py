@@ -1,20 +1,23 @@
 """Run the logger: write what the other processes report to files, trackers and the progress line."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+import numpy as np
 
 from core.common.settings import dotted
 from core.common.system import rss_mb, versions
-from core.metrics.aggregation import aggregate, with_human_normalized
-from core.metrics.file_writers import MetricsFiles, run_name
+from core.env import Env
+from core.metrics.file_writers import MetricsFiles
 from core.metrics.profiler import Shares
 from core.metrics.progress import Progress
 from core.metrics.trackers import make_tracker_threads
 from core.runtime.context import Context
-from core.runtime.log_buffers import Record
-from core.runtime.schedule import Schedule
+from core.runtime.log_buffers import EVALUATOR, Record
+from core.runtime.run_state import Schedule
 
 MIN_RATE_SECONDS = 0.5  # rates over a shorter time are too noisy
+EPISODIC = "episodic_"  # prefix of the names that actors report once an episode
 
 
 def logger(context: Context, index: int) -> Iterator[bool]:
@@ -22,10 +25,7 @@ def logger(context: Context, index: int) -> Iterator[bool]:
     run_log = _RunLog(context)
     try:
         while not context.run_state.logger_may_end:
-            due = run_log.is_due()
-            if due:
-                run_log.write()
-            yield due or run_log.collect_if_due()
+            yield run_log.work()
     finally:
         run_log.close()
 
@@ -35,46 +35,51 @@ class _RunLog:
 
     def __init__(self, context: Context):
         options, step = context.options, context.counters.agent_steps
-        self._context, self._period = context, options.logger.period
+        self._context, self._params = context, options.logger
         options.log_folder.mkdir(parents=True, exist_ok=True)
-        name = run_name(options.config, context.spec.name, options.agent_type, options.seed)
+        name = f"{options.config}__{context.spec.name}__{options.agent_type}__seed{options.seed}"
         self._files = MetricsFiles(options.log_folder, step, name, dotted(options.to_dict()), context.logs.now)
         self._files.write_facts("options", options.to_dict(), step)
         self._files.write_facts("versions", versions(), step)
         self._trackers = make_tracker_threads(options)
-        self._rates = _Rates(context)
         self._progress, self._shares = Progress(options, terminal=context.terminal), Shares()
-        self._schedule, self._collected_at = Schedule(self._period, options.logger.steps, step), time.monotonic()
-        self._is_due_by_steps, self._records, self._dropped = options.logger.steps > 0, list[Record](), 0
+        self._schedule, self._collected_at = Schedule(self._params.period, self._params.steps, step), time.monotonic()
+        self._records, self._dropped = list[Record](), 0
+        self._rates, self._counts, self._counted_at = dict[str, float](), self._count(), time.monotonic()
 
-    def is_due(self) -> bool:
-        return self._schedule.due(self._context.counters.agent_steps)
+    def work(self) -> bool:
+        """Write to all sinks if that is due. Return True if there was anything to do.
 
-    def collect_if_due(self) -> bool:
-        """Collect records and show progress every period, if files are written by agent steps; else the rings overflow.
-
-        Returns:
-            True if records were collected.
+        If files are written by agent steps, records are collected and progress is shown every period; else the rings
+        would overflow.
         """
-        due = self._is_due_by_steps and time.monotonic() - self._collected_at >= self._period
+        if self._schedule.due(self._context.counters.agent_steps):
+            self._write()
+            return True
+        due = self._params.steps > 0 and time.monotonic() - self._collected_at >= self._params.period
         if due:
             self._collect()
         return due
 
-    def write(self) -> None:
+    def close(self) -> None:
+        self._write()
+        self._progress.close(self._shares.table())
+        for tracker in self._trackers:
+            tracker.close(self._params.tracker_timeout)
+
+    def _write(self) -> None:
         """Aggregate the records since the last call, and write them to all sinks."""
         values = self._collect()
-        step, records, self._records = self._context.counters.agent_steps, self._records, []
+        context, step, now = self._context, self._context.counters.agent_steps, self._context.logs.now()
+        records, self._records = aggregate(self._shares.take(self._records)), []
         self._schedule.start(step)
-        now = self._context.logs.now()
-        records = aggregate(self._shares.take(records))
         records += [Record(name, value, step, now) for name, value in values.items()]
-        records = with_human_normalized(records, self._context.options.env_class, self._context.spec.name)
+        records += _human_normalized(records, context.options.env_class, context.spec.name)
         for tracker in self._trackers:
             tracker.write(records)
         errors = self._files.errors
         self._files.write(records, step)
-        self._context.run_state.record_write(self._context.process_ind("logger", 0), self._files.errors == errors)
+        context.run_state.record_write(context.process_ind("logger", 0), self._files.errors == errors)
 
     def _collect(self) -> dict[str, float]:
         """Collect records and show progress. Return the current values of the run itself."""
@@ -89,16 +94,16 @@ class _RunLog:
         self._progress.show(values, self._context.counters.scores)
         return values
 
-    def close(self) -> None:
-        self.write()
-        self._progress.close(self._shares.table())
-        for tracker in self._trackers:
-            tracker.close(self._context.options.logger.tracker_timeout)
-
     def _global_values(self) -> dict[str, float]:
-        context = self._context
+        context, counts = self._context, self._count()
+        elapsed = time.monotonic() - self._counted_at
+        if not self._rates or elapsed >= MIN_RATE_SECONDS:
+            self._rates = {name: (count - self._counts[name]) / max(elapsed, 1e-6) for name, count in counts.items()}
+            self._counts, self._counted_at = counts, time.monotonic()
         values = {
-            **self._rates.update(),
+            **counts,
+            "fps": self._rates["frames"],
+            **{f"{name}_per_second": self._rates[name] for name in ("agent_steps", "updates", "samples")},
             "samples_per_insert": context.rate_limiter.ratio(),
             "rss_mb": rss_mb(),
             "restarts": context.run_state.restarts,
@@ -111,29 +116,7 @@ class _RunLog:
             values["replay_steps"] = here + context.counters.remote_replay_steps
         return {f"global/{name}": float(value) for name, value in values.items()}
 
-
-class _Rates:
-    """Counts of the run and their growth per second, over at least MIN_RATE_SECONDS."""
-
-    def __init__(self, context: Context):
-        self._context = context
-        self._previous, self._time = self._counts(), time.monotonic()
-        self._rates: dict[str, float] = {}
-
-    def update(self) -> dict[str, float]:
-        counts, elapsed = self._counts(), time.monotonic() - self._time
-        if not self._rates or elapsed >= MIN_RATE_SECONDS:
-            self._rates = {name: (count - self._previous[name]) / max(elapsed, 1e-6) for name, count in counts.items()}
-            self._previous, self._time = counts, time.monotonic()
-        return {
-            **counts,
-            "fps": self._rates["frames"],
-            "agent_steps_per_second": self._rates["agent_steps"],
-            "updates_per_second": self._rates["updates"],
-            "samples_per_second": self._rates["samples"],
-        }
-
-    def _counts(self) -> dict[str, float]:
+    def _count(self) -> dict[str, float]:
         counters = self._context.counters
         steps = counters.agent_steps
         return {
@@ -143,3 +126,32 @@ class _Rates:
             "updates": counters.updates,
             "samples": counters.sampled,
         }
+
+
+def aggregate(records: Iterable[Record]) -> list[Record]:
+    """Return one record per name: the mean over the period, at the step and time of the last report.
+
+    Names such as "actor/episodic_return" become _mean, _std (of the population) and _median over the period's episodes.
+    Records of the evaluator are returned unchanged, each at its own step.
+    """
+    aggregated, evaluations, by_name = list[Record](), list[Record](), dict[str, list[Record]]()
+    for record in records:
+        same = evaluations if record.name.startswith(EVALUATOR) else by_name.setdefault(record.name, [])
+        same.append(record)
+    for name, same in by_name.items():
+        values, last = np.array([record.value for record in same]), same[-1]
+        statistics = {"": values.mean()}
+        if name.rpartition("/")[2].startswith(EPISODIC):
+            statistics = {"_mean": values.mean(), "_std": values.std(), "_median": np.median(values)}
+        aggregated += [last._replace(name=name + kind, value=float(value)) for kind, value in statistics.items()]
+    return aggregated + evaluations
+
+
+def _human_normalized(records: Iterable[Record], env_class: type[Env], game: str) -> list[Record]:
+    """Return <namespace>/human_normalized for each <namespace>/episodic_return_mean if it is known."""
+    return [
+        record._replace(name=record.name.replace("episodic_return_mean", "human_normalized"), value=score)
+        for record in records
+        if record.name.endswith("/episodic_return_mean")
+        and (score := env_class.human_normalized(game, record.value)) is not None
+    ]

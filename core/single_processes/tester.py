@@ -1,6 +1,7 @@
 """Run the tester (mode 2): play a model's episodes, print their scores, and write every raw return beside the model."""
 
 import dataclasses
+import itertools
 import json
 import os
 import time
@@ -11,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from core.agent import Exploration
 from core.checkpoint.model_file import load_into, reload_weights, test_file
 from core.common.files import write_atomically
 from core.common.system import versions
 from core.evaluation.episodes import Episode, EpisodeResults, play_episodes
-from core.metrics.aggregation import human_normalized
 from core.runtime.context import Context
 
 
@@ -33,6 +32,13 @@ def tester(context: Context, index: int) -> Iterator[bool]:
     weights, metadata = reload_weights(context.initial_weights)
     agent = context.make_agent(options.device)
     load_into(agent.model, weights, path)
+    ended = itertools.count(1)
+
+    def print_episode(episode: Episode) -> None:
+        truncated = ", truncated" if episode.truncated else ""
+        number = f"{next(ended)}/{options.episodes}"
+        _print(f"episode {number}: return {episode.score:g}, {episode.length} steps{truncated}")
+
     num_envs = 1 if options.record or options.render else min(options.episodes, options.evaluator.num_envs)
     with ExitStack() as stack:
         env = context.make_env(
@@ -58,7 +64,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
                 exploration,
                 context.seed("tester", index),
                 renderer.add if renderer else None,
-                _EpisodePrinter(options.episodes),
+                print_episode,
             )
         )
     if results is None:
@@ -66,6 +72,13 @@ def tester(context: Context, index: int) -> Iterator[bool]:
     summary = summarise(results, options.env_class, context.spec.name)
     numbers = ", ".join(f"{name} {_format_number(value)}" for name, value in summary.items())
     _print(f"{path.name} on {context.spec.name}: {numbers}")
+    protocol = {
+        "env_type": options.env_type,
+        "env": dataclasses.asdict(options.env),
+        "max_steps": options.evaluator.max_steps,
+        "num_envs": num_envs,
+        "exploration": None if exploration is None else exploration.statistics(),
+    }
     model = {name: value for name, value in metadata.items() if name != "options"}
     report = {
         "model_file": str(path),
@@ -73,7 +86,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         "game": context.spec.name,
         "seed": options.seed,
         "summary": summary,
-        "protocol": _protocol(context, num_envs, exploration),
+        "protocol": protocol,
         **{name: array.tolist() for name, array in results._asdict().items() if array is not None},
         "versions": versions(),
         "time": time.time(),
@@ -102,34 +115,14 @@ def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, f
         "mean_length": float(results.lengths.mean()),
         "truncated": int(results.truncated.sum()),
         **solved,
-        "human_normalized": human_normalized(env_class, game, float(returns.mean())),
+        "human_normalized": env_class.human_normalized(game, float(returns.mean())),
     }
-
-
-class _EpisodePrinter:
-    def __init__(self, episodes: int):
-        self._episodes, self._number = episodes, 0
-
-    def __call__(self, episode: Episode) -> None:
-        self._number += 1
-        truncated = ", truncated" if episode.truncated else ""
-        _print(f"episode {self._number}/{self._episodes}: return {episode.score:g}, {episode.length} steps{truncated}")
 
 
 def _print(message: str) -> None:
     """Print to stdout. A closed pipe (`| head -2`) or a full disk behind stdout does not stop the test."""
     with suppress(OSError):
         print(message, flush=True)
-
-
-def _protocol(context: Context, num_envs: int, exploration: Exploration | None) -> dict[str, Any]:
-    return {
-        "env_type": context.options.env_type,
-        "env": dataclasses.asdict(context.options.env),
-        "max_steps": context.options.evaluator.max_steps,
-        "num_envs": num_envs,
-        "exploration": None if exploration is None else exploration.statistics(),
-    }
 
 
 def _format_number(value: float | int | None) -> str:

@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from core.specs import ArraySpec
-from core.trajectory.frame_arena import arena_bytes
-from core.trajectory.frame_compression import StorageParams, compress, decompressed
-from core.trajectory.layout import Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.frame_compression import StorageParams, arena_bytes, compress, decompressed
+from core.trajectory.ring_buffer import Layout, Trajectories
 from core.types import ACTION_MASK
 
 BOOTSTRAP_FIELDS = ("frame", "first", "last", ACTION_MASK)  # fields that the bootstrap step after a chunk has too
@@ -119,13 +117,6 @@ def single_actor_layout(layout: Layout, window_length: int) -> Layout:
     ring_length, arena = (-(-(window_length + 1) // layout.chunk_length) + 2) * layout.chunk_length, 0
     if layout.packed:
         smallest = StorageParams(layout.storage.frame_compression, max_frame_bytes=1)
-        arena = arena_bytes(
-            smallest,
-            layout.fields["frame"],
-            1,
-            layout.num_envs,
-            ring_length,
-            layout.chunk_length,
-            2 * layout.chunk_length,
-        )
+        sizes = 1, layout.num_envs, ring_length, layout.chunk_length
+        arena = arena_bytes(smallest, layout.fields["frame"], *sizes, min_steps=2 * layout.chunk_length)
     return replace(layout, num_actors=1, ring_length=ring_length, arena_bytes=arena)

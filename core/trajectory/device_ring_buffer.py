@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.device.transfers import Transfers, on_device
+from core.device.torch_runtime import Transfers, on_device
 from core.specs import ArraySpec
-from core.trajectory.layout import Layout
-from core.trajectory.ring_buffer import Trajectories
-from core.trajectory.window_gather import WindowGatherer
+from core.trajectory.ring_buffer import Layout, Trajectories, WindowGatherer
 
 COPY_BYTES = 64 << 20  # of frames in one copy
 

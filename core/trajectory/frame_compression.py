@@ -1,17 +1,27 @@
-"""Lossless compression of frames with lz4.
+"""Lossless compression of frames with lz4, and the byte arena in which an actor keeps compressed frames.
 
-The frames of one chunk and environment form one lz4 block, because neighbouring frames resemble each other.
-core/trajectory/frame_arena.py stores the blocks.
+The frames of one chunk and environment form one lz4 block, because neighbouring frames resemble each other. Each actor
+has an arena of fixed size.
+
+- Blocks follow one another round the arena, and no block is split at its end.
+- Before the writer overwrites a block it raises `oldest`, which takes the block's chunk from the readers. Publishing a
+  chunk raises `written` likewise. There is one writer and no lock.
+- The newest chunk, the chunk being written and its bootstrap step lie uncompressed in a short ring.
+- A reader that was overtaken while it read learns so from `oldest`. A block whose checksum is wrong although no writer
+  overtook the reader is an error.
 """
 
 import zlib
-from typing import Any, Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import lz4.block
 import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
+from core.common.shared_arrays import SharedArrays
+from core.specs import ArraySpec
 
 USUAL_RATIO = 16  # compression of Atari frames at the least
 COPIES_RATIO = 8  # compression assumed for whole unrolls that a replay strategy copies
@@ -59,3 +69,207 @@ def decompressed(data: Any, check: int, size: int) -> np.ndarray | None:
     except lz4.block.LZ4BlockError:
         return None
     return frames if len(frames) == size else None
+
+
+# Uncompressed chunks of an environment: the newest, the one being written, and two that a reader may be copying.
+UNPACKED_CHUNKS = 4
+
+
+class PackedLayout(NamedTuple):
+    """Sizes of the compressed frames of all actors."""
+
+    num_actors: int
+    num_envs: int
+    ring_length: int  # steps of an environment
+    chunk_length: int
+    frame: ArraySpec
+    arena_bytes: int  # of one actor
+
+    @property
+    def chunks(self) -> int:
+        """Return the number of chunks that a ring holds."""
+        return self.ring_length // self.chunk_length
+
+    @property
+    def block_bytes(self) -> int:
+        """Return the bytes of an uncompressed block."""
+        return self.chunk_length * self.frame.nbytes
+
+    @property
+    def unpacked_steps(self) -> int:
+        """Return how many steps the short ring of uncompressed frames holds."""
+        return UNPACKED_CHUNKS * self.chunk_length
+
+    def arrays(self) -> dict[str, ArraySpec]:
+        """Return the arrays of compressed frames by name.
+
+        Arrays of blocks are [actor, chunk, environment]. `block_start` and `packed`, the end of the newest block, count
+        bytes since the start of the run; modulo the arena's size they are positions.
+        """
+        blocks, steps = (self.num_actors, self.chunks, self.num_envs), (self.num_actors, self.unpacked_steps)
+        return {
+            "frame": ArraySpec((*steps, self.num_envs, *self.frame.shape), self.frame.dtype),
+            "arena": ArraySpec((self.num_actors, self.arena_bytes), "uint8"),
+            "block_start": ArraySpec(blocks, "int64"),
+            "block_bytes": ArraySpec(blocks, "int32"),
+            "block_check": ArraySpec(blocks, "uint32"),
+            "packed": ArraySpec((self.num_actors, 8), "int64"),
+        }
+
+    def lengths(self, chunks: int, ends: np.ndarray | None) -> dict[str, int]:
+        """Return how much of each array's second axis holds data after so many chunks and with these arena ends."""
+        arena = min(self.arena_bytes, int(ends[:, 0].max())) if ends is not None else 0
+        blocks = dict.fromkeys(("block_start", "block_bytes", "block_check"), chunks)
+        return {"frame": self.unpacked_steps, "arena": arena, **blocks}
+
+
+def arena_bytes(
+    storage: StorageParams,
+    frame: ArraySpec,
+    num_actors: int,
+    num_envs: int,
+    ring_length: int,
+    chunk_length: int,
+    min_steps: int,
+) -> int:
+    """Return the arena bytes of one actor.
+
+    The arena is the actor's share of `replay.max_frame_bytes`, or of the usual compressed size of its ring. It always
+    fits `min_steps` steps of each environment, however badly they compress, so that a window can always be sampled.
+    """
+    usual = num_actors * num_envs * ring_length * frame.nbytes // USUAL_RATIO
+    block = chunk_length * frame.nbytes
+    worst_case_block = block + block // 255 + 16  # bound of lz4
+    min_bytes = (-(-min_steps // chunk_length) + 2) * num_envs * worst_case_block
+    return max((storage.max_frame_bytes or usual) // num_actors, min_bytes)
+
+
+class CompressedFrameWriter:
+    """The only writer of an actor's arena."""
+
+    def __init__(self, layout: PackedLayout, arrays: SharedArrays, actor_ind: int, level: int):
+        self._layout, self._level = layout, level
+        self._frames, self._arena = arrays["frame"][actor_ind], arrays["arena"][actor_ind]
+        index = (arrays[name][actor_ind] for name in ("block_start", "block_bytes", "block_check"))
+        self._starts, self._sizes, self._checks = index
+        self._end, self._oldest = arrays["packed"][actor_ind], arrays["oldest"][actor_ind]
+
+    def pack(self, chunk: int) -> None:
+        """Compress the frames of a chunk that is not published yet and that follows the last one compressed."""
+        length, num_envs = self._layout.chunk_length, self._layout.num_envs
+        begin = chunk * length % self._layout.unpacked_steps
+        frames = self._frames[begin : begin + length]
+        self.store(chunk, [compress(frames[:, env], self._level) for env in range(num_envs)])
+
+    def store(self, chunk: int, blocks: Sequence[tuple[Any, int]]) -> None:
+        """Store a chunk's compressed frames: for each environment, a block and its checksum."""
+        layout, sizes = self._layout, [len(block) for block, _ in blocks]
+        arena, end, starts = layout.arena_bytes, int(self._end[0]), []
+        for size in sizes:
+            if end % arena + size > arena:
+                end += arena - end % arena
+            starts.append(end)
+            end += size
+        self._evict(chunk, end - arena)
+        for start, (block, _) in zip(starts, blocks):
+            position = start % arena
+            self._arena[position : position + len(block)] = np.frombuffer(block, np.uint8)
+        slot = chunk % layout.chunks
+        self._starts[slot], self._sizes[slot], self._checks[slot] = starts, sizes, [check for _, check in blocks]
+        self._end[0] = end
+
+    def _evict(self, chunk: int, limit: int) -> None:
+        """Take from the readers all chunks that have bytes before `limit`."""
+        length, chunks = self._layout.chunk_length, self._layout.chunks
+        kept = max(-(-int(self._oldest[0]) // length), chunk - chunks + 1)
+        while kept < chunk and self._starts[kept % chunks, 0] < limit:
+            kept += 1
+        if kept * length > self._oldest[0] and kept > chunk - chunks + 1:
+            self._oldest[0] = kept * length
+
+
+class CompressedFrameReader:
+    """A reader of the compressed frames of all actors."""
+
+    def __init__(
+        self,
+        layout: PackedLayout,
+        arrays: SharedArrays,
+        in_parts: Callable[[Callable[[slice], Any], int], None],
+        first_valid_step: Callable[[], np.ndarray],
+    ):
+        """Bind the reader to the arrays.
+
+        Args:
+            layout: Sizes of the compressed frames.
+            arrays: The rings of all actors.
+            in_parts: Calls a function of parts that cover 0 .. length, in threads.
+            first_valid_step: Returns the oldest step id of each actor that cannot have been overwritten until now.
+        """
+        self._layout, self._arrays, self._in_parts, self._first_valid_step = layout, arrays, in_parts, first_valid_step
+        self._unpacked = arrays["frame"].reshape(-1, *layout.frame.shape)
+        self._arenas = [memoryview(arena) for arena in arrays["arena"]]
+        self._index = [arrays[name] for name in ("block_start", "block_bytes", "block_check")]
+        self._total_envs = layout.num_actors * layout.num_envs
+
+    def take(self, env_ids: np.ndarray, step_ids: np.ndarray) -> np.ndarray:
+        """Return the frames of steps, [..., *frame]; the arguments are broadcast together.
+
+        Frames of a step that its writer reached meanwhile are undefined. Raises CorruptedBlock for a damaged block of a
+        step that its writer did not reach.
+        """
+        env_ids, step_ids = np.broadcast_arrays(env_ids, np.maximum(step_ids, 0))
+        recent, newest = self._newest(env_ids, step_ids)
+        packed = ~recent
+        chunks, offsets = np.divmod(step_ids[packed], self._layout.chunk_length)
+        blocks, inverse = np.unique(chunks * self._total_envs + env_ids[packed], return_inverse=True)
+        slots = np.zeros(packed.shape, np.int64)
+        slots[packed] = inverse * self._layout.chunk_length + offsets
+        unpacked, flat = self._unpack(*np.divmod(blocks, self._total_envs)), slots.ravel()
+        frames = np.empty((slots.size, *unpacked.shape[1:]), unpacked.dtype)
+        self._in_parts(lambda part: unpacked.take(flat[part], axis=0, out=frames[part], mode="clip"), slots.size)
+        frames = frames.reshape(*slots.shape, *unpacked.shape[1:])
+        frames[recent] = newest
+        return frames
+
+    def used_bytes(self) -> int:
+        """Return the arena bytes of all readable chunks."""
+        layout, arrays = self._layout, self._arrays
+        oldest = (-(-self._first_valid_step() // layout.chunk_length)).clip(0)  # [num_actors] chunks
+        starts = arrays["block_start"][np.arange(layout.num_actors), oldest % layout.chunks, 0]
+        is_written = oldest * layout.chunk_length < arrays["written"][:, 0]
+        return int(np.where(is_written, arrays["packed"][:, 0] - starts, 0).sum())
+
+    def _newest(self, env_ids: np.ndarray, step_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of these steps lie in the short ring, [...] bool, and their frames [N, *frame]."""
+        layout = self._layout
+        actors, envs = np.divmod(env_ids, layout.num_envs)
+        while True:  # ends soon: writers do not publish two chunks during every copy
+            written = self._arrays["written"][:, 0].copy()
+            recent = step_ids >= written[actors] - layout.chunk_length
+            slots = actors[recent] * layout.unpacked_steps + step_ids[recent] % layout.unpacked_steps
+            frames = self._unpacked.take(slots * layout.num_envs + envs[recent], axis=0)
+            if (self._arrays["written"][:, 0] - written <= layout.chunk_length).all():  # none was overwritten until now
+                return recent, frames
+
+    def _unpack(self, chunks: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
+        """Return the frames of these blocks, [K * chunk_length, *frame]; those of a lost chunk are undefined."""
+        layout = self._layout
+        unpacked = np.empty((max(len(chunks), 1), layout.block_bytes), np.uint8)
+        self._in_parts(lambda part: self._unpack_some(chunks[part], env_ids[part], unpacked[part]), len(chunks))
+        return unpacked.view(layout.frame.dtype).reshape(-1, *layout.frame.shape)
+
+    def _unpack_some(self, chunks: np.ndarray, env_ids: np.ndarray, unpacked: np.ndarray) -> None:
+        layout = self._layout
+        actors, envs = np.divmod(env_ids, layout.num_envs)
+        starts, sizes, checks = (column[actors, chunks % layout.chunks, envs] for column in self._index)
+        blocks = zip(actors.tolist(), (starts % layout.arena_bytes).tolist(), sizes.tolist(), checks.tolist())
+        for number, (actor, start, size, check) in enumerate(blocks):
+            frames = decompressed(self._arenas[actor][start : start + size], check, layout.block_bytes)
+            if frames is not None:
+                unpacked[number] = frames
+            elif (chunks[number] + 1) * layout.chunk_length > self._first_valid_step()[actor]:
+                raise CorruptedBlock(
+                    f"the compressed frames of chunk {chunks[number]}, environment {envs[number]} of "
+                    f"actor {actor} ({size} bytes at {start}) are not what was written"
+                )

@@ -16,18 +16,265 @@ agent adds. Step t holds the action taken at its observation, and the reward and
   A checkpoint stores them.
 """
 
-from functools import cached_property
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from core.common.shared_arrays import SharedArrays
+from core.common.shared_arrays import SharedArrays, total_bytes
 from core.common.system import available_bytes
-from core.trajectory.frame_arena import CompressedFrameReader, GatherThreadPool, first_valid_step, gather_frames
-from core.trajectory.layout import Layout
-from core.trajectory.window_gather import WindowGatherer
+from core.specs import ArraySpec, EnvSpec, WindowSpec
+from core.trajectory.frame_compression import RAW, CompressedFrameReader, PackedLayout, StorageParams, arena_bytes
+from core.types import ACTION_MASK, Window
+
+STORAGE = StorageParams()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the ring buffers of all actors."""
+
+    num_actors: int
+    num_envs: int  # environments of an actor
+    ring_length: int  # steps that the ring of an environment holds, a multiple of chunk_length
+    chunk_length: int  # steps published together
+    frame_stack: int
+    fields: dict[str, ArraySpec]  # of one step of one environment
+    extras: tuple[str, ...] = field(default=())  # fields that Window.extras carries
+    states: tuple[ArraySpec, ...] = ()  # recurrent state of one environment, stored once a chunk
+    storage: StorageParams = STORAGE  # of the frames
+    arena_bytes: int = 0  # of an actor's compressed frames; 0 stores raw frames
+
+    @staticmethod
+    def of(
+        spec: EnvSpec,
+        extras: dict[str, ArraySpec],
+        *,
+        capacity: int,
+        num_actors: int,
+        num_envs: int,
+        chunk_length: int,
+        with_priority: bool,
+        states: tuple[ArraySpec, ...] = (),
+        storage: StorageParams = STORAGE,
+        kept_steps_per_env: int = 1,
+    ) -> "Layout":
+        """Return the layout that holds `capacity` agent steps, rounded up to whole chunks, plus the overwrite margin.
+
+        Args:
+            spec: The environment.
+            extras: Fields that the agent adds to a step. Masks of legal actions join them if the environment has any.
+            capacity: Agent steps of all actors. With raw frames, `replay.max_frame_bytes` may lower the number.
+            num_actors: Number of actors.
+            num_envs: Environments of each actor.
+            chunk_length: Steps that are published together.
+            with_priority: True if actors write initial priorities.
+            states: Recurrent state of one environment.
+            storage: Compression of frames.
+            kept_steps_per_env: Steps of each environment whose compressed frames always fit.
+        """
+        if storage.frame_compression == RAW and storage.max_frame_bytes is not None:
+            capacity = max(min(capacity, storage.max_frame_bytes // spec.frame.nbytes), 1)
+        flag, number = ArraySpec((), "bool"), ArraySpec((), "float32")
+        if spec.action_mask:
+            extras = {**extras, ACTION_MASK: spec.action_mask}
+        fields = {"frame": spec.frame, "first": flag, "last": flag, "action": spec.action.array}
+        fields |= {"reward": number, "discount": number, **extras}
+        if with_priority:
+            fields["priority"] = number
+        chunks = -(-capacity // (num_actors * num_envs * chunk_length)) + 2 + -(-spec.frame_stack // chunk_length)
+        sizes, arena = (num_actors, num_envs, chunks * chunk_length, chunk_length), 0
+        if storage.frame_compression != RAW:
+            min_steps = 2 * chunk_length + spec.frame_stack + kept_steps_per_env
+            arena = arena_bytes(storage, spec.frame, *sizes, min_steps)
+        return Layout(*sizes, spec.frame_stack, fields, tuple(extras), states, storage, arena)
+
+    @property
+    def total_envs(self) -> int:
+        """Return the number of environments of all actors."""
+        return self.num_actors * self.num_envs
+
+    @property
+    def num_slots(self) -> int:
+        """Return the number of steps that all rings hold."""
+        return self.total_envs * self.ring_length
+
+    @property
+    def overwrite_margin(self) -> int:
+        """Return how many of the oldest steps readers leave alone.
+
+        The writer is overwriting the first chunk of them. The second keeps a slow reader from being overtaken often.
+        """
+        return 2 * self.chunk_length
+
+    @property
+    def state_fields(self) -> dict[str, ArraySpec]:
+        """Return the recurrent states by the names of their arrays."""
+        return {f"state {number}": spec for number, spec in enumerate(self.states)}
+
+    @property
+    def packed(self) -> PackedLayout | None:
+        """Return the layout of compressed frames; if frames are raw, return None."""
+        sizes = self.num_actors, self.num_envs, self.ring_length, self.chunk_length
+        return PackedLayout(*sizes, self.fields["frame"], self.arena_bytes) if self.arena_bytes else None
+
+    def arrays(self) -> dict[str, ArraySpec]:
+        """Return every array that is allocated, by name."""
+        steps = (self.num_actors, self.ring_length, self.num_envs)
+        chunks = (self.num_actors, self.ring_length // self.chunk_length, self.num_envs)
+        specs = {name: ArraySpec((*steps, *spec.shape), spec.dtype) for name, spec in self.fields.items()}
+        specs |= {name: ArraySpec((*chunks, *spec.shape), spec.dtype) for name, spec in self.state_fields.items()}
+        if packed := self.packed:
+            specs |= packed.arrays()
+        counters = ArraySpec((self.num_actors, 8), "int64")  # a cache line for each actor; column 0 counts
+        return {**specs, "tickets": ArraySpec(chunks[:2], "int64"), "written": counters, "oldest": counters}
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that Trajectories(self) allocates."""
+        return total_bytes(self.arrays())
+
+
+Array = TypeVar("Array", np.ndarray, Tensor)
+
+
+class WindowGatherer(ABC, Generic[Array]):
+    """A reader of windows from rings whose fields are numpy arrays or tensors of one device, [num_slots, ...].
+
+    The shared rings use numpy, because torch's operators cost more on arrays as small as a batch's indices: sampling
+    through tensors ran at 0.71 to 0.98 of the speed (batches of 32 and 256 on one core). Shapes are fixed and Python
+    reads no value, so that CUDA graphs can capture the gathering from tensors.
+    """
+
+    library: Any  # the module numpy or torch
+    layout: Layout
+
+    @abstractmethod
+    def _array(self, values: np.ndarray) -> Array:
+        """Return constants as an array of the library."""
+
+    @abstractmethod
+    def _tensor(self, array: Array) -> Tensor:
+        """Return an array as a tensor that shares its memory."""
+
+    @abstractmethod
+    def _take(self, name: str, slots: Array) -> Array:
+        """Return copies of a field's entries at flat indices."""
+
+    @abstractmethod
+    def take_frames(self, env_ids: Array, step_ids: Array, slots: Array) -> Array:
+        """Return copies of the frames of steps, whose flat indices are `slots`, [*slots.shape, *frame]."""
+
+    @abstractmethod
+    def _clear(self, frames: Array, mask: Array) -> None:
+        """Set the frames [P, B, S, *frame] to zero for which mask [P, B, S] is True."""
+
+    @cached_property
+    def _first_slots(self) -> Array:
+        """Return the flat index of each environment's step 0, [total_envs] int64."""
+        actors, envs = np.divmod(np.arange(self.layout.total_envs), self.layout.num_envs)
+        return self._array(actors * self.layout.ring_length * self.layout.num_envs + envs)
+
+    @cached_property
+    def _ages(self) -> Array:
+        """Return how many steps each frame of a stack is older than the newest one, [S] int64, oldest first."""
+        return self._array(np.arange(self.layout.frame_stack - 1, -1, -1))
+
+    @cached_property
+    def _offsets(self) -> dict[WindowSpec, tuple[Array, Array]]:
+        """Return the positions of steps, [T + 1, 1], and of observations, [P, 1], of the windows gathered so far."""
+        return {}
+
+    def slots(self, env_ids: Array, step_ids: Array) -> Array:
+        """Return the flat indices of steps; env_ids and step_ids are broadcast together."""
+        slots: Array = self._first_slots[env_ids] + step_ids % self.layout.ring_length * self.layout.num_envs
+        return slots
+
+    def gather(self, env_ids: Array, step_ids: Array, spec: WindowSpec) -> Window:
+        """Return the windows that start at steps (env_ids [B], step_ids [B]), both int64."""
+        if spec not in self._offsets:
+            steps, observed = np.arange(spec.length + 1), np.array(spec.observations, np.int64)
+            self._offsets[spec] = self._array(steps[:, None]), self._array(observed[:, None])
+        offsets, positions = self._offsets[spec]
+        slots = self.slots(env_ids, step_ids + offsets)  # [T + 1, B]
+        lasts, library = self._take("last", slots), self.library
+        if not spec.crosses_episodes:
+            episode_end = library.amin(library.where(lasts, offsets, spec.length), 0)  # [B]
+            positions = library.minimum(positions, episode_end)  # [P, B]
+        observations = self._observations(env_ids, step_ids + positions)
+        names = ("first", "action", "reward", "discount", *self.layout.extras)
+        first, action, reward, discount, *extras = (self._tensor(self._take(name, slots)) for name in names)
+        fields = first, self._tensor(lasts), action, reward, discount
+        named = dict(zip(self.layout.extras, extras))
+        return Window(self._tensor(observations), *fields, named, self.states(slots[0]))
+
+    def states(self, slots: Array) -> tuple[Tensor, ...]:
+        """Return the recurrent states, each [B, ...], stored with the chunks of steps at flat indices [B]."""
+        if not self.layout.states:
+            return ()
+        num_envs = self.layout.num_envs
+        chunks = slots // (num_envs * self.layout.chunk_length) * num_envs + slots % num_envs
+        return tuple(self._tensor(self._take(name, chunks)) for name in self.layout.state_fields)
+
+    def _observations(self, env_ids: Array, step_ids: Array) -> Array:
+        """Return the observations of steps [P, B], with zeros for frames before the start of their episode."""
+        if not self.layout.frame_stack:
+            return self.take_frames(env_ids, step_ids, self.slots(env_ids, step_ids))
+        env_ids, step_ids = env_ids[:, None], step_ids[..., None] - self._ages  # [B, 1] and [P, B, S]
+        slots = self.slots(env_ids, step_ids)
+        frames = self.take_frames(env_ids, step_ids, slots)
+        ages_of_firsts = self.library.where(self._take("first", slots), self._ages, len(self._ages))
+        self._clear(frames, self._ages > self.library.amin(ages_of_firsts, -1)[..., None])
+        return frames
+
+
+class GatherThreadPool:
+    """A pool of threads that share the work of one call. It starts them on first use and never pickles them."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run(self, function: Callable[[slice], Any], length: int) -> None:
+        """Call function(part) for `count` parts that cover 0 .. length."""
+        if self.count == 1 or length < 2 * self.count:
+            function(slice(0, length))
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="gather")
+        bounds = np.linspace(0, length, self.count + 1).astype(int).tolist()
+        for _ in self._pool.map(function, map(slice, bounds[:-1], bounds[1:])):
+            pass
+
+    def gather(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Return copies of frames[slots], [*slots.shape, *frame].
+
+        numpy's take releases the interpreter lock and copies whole frames. torch's index_select would also wake the
+        learner's compute threads.
+        """
+        taken, flat = np.empty((slots.size, *frames.shape[1:]), frames.dtype), slots.ravel()
+        self.run(lambda part: frames.take(flat[part], axis=0, out=taken[part], mode="clip"), slots.size)
+        return taken.reshape(*slots.shape, *frames.shape[1:])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"count": self.count, "_pool": None}
+
+
+def first_valid_step(arrays: SharedArrays, layout: Layout) -> np.ndarray:
+    """Return the oldest step id of each actor that cannot have been overwritten until now, [num_actors] int64.
+
+    Older steps may be lost to the chunk being written and its bootstrap step, to the frame arena, or to a checkpoint
+    that left them out.
+    """
+    overwritten = arrays["written"][:, 0] - layout.ring_length + layout.chunk_length + 1
+    first: np.ndarray = np.maximum(overwritten, arrays["oldest"][:, 0])
+    return first
 
 
 class Trajectories(WindowGatherer[np.ndarray]):
@@ -48,8 +295,10 @@ class Trajectories(WindowGatherer[np.ndarray]):
     @cached_property
     def frames(self) -> CompressedFrameReader | None:
         """Return the reader of compressed frames; if frames are raw, return None."""
-        packed = self.layout.packed
-        return CompressedFrameReader(packed, self.arrays, self._threads) if packed else None
+        if (packed := self.layout.packed) is None:
+            return None
+        first_valid = partial(first_valid_step, self.arrays, self.layout)
+        return CompressedFrameReader(packed, self.arrays, self._threads.run, first_valid)
 
     def written(self) -> np.ndarray:
         """Return how many steps an environment of each actor has published, [num_actors] int64; never falls."""
@@ -74,7 +323,7 @@ class Trajectories(WindowGatherer[np.ndarray]):
         The older frames of a window's first stack belong to the window.
         """
         oldest_read: np.ndarray = np.maximum(step_ids - max(self.layout.frame_stack - 1, 0), 0)
-        first_valid = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)
+        first_valid = first_valid_step(self.arrays, self.layout)
         valid: np.ndarray = oldest_read >= first_valid[env_ids // self.layout.num_envs]
         return valid
 
@@ -85,7 +334,7 @@ class Trajectories(WindowGatherer[np.ndarray]):
 
     def take_frames(self, env_ids: np.ndarray, step_ids: np.ndarray, slots: np.ndarray) -> np.ndarray:
         if self.frames is None:
-            return gather_frames(self.flat("frame"), slots, self._threads)
+            return self._threads.gather(self.flat("frame"), slots)
         return self.frames.take(env_ids, step_ids)
 
     def _array(self, values: np.ndarray) -> np.ndarray:
@@ -102,12 +351,11 @@ class Trajectories(WindowGatherer[np.ndarray]):
 
     def statistics(self) -> dict[str, float]:
         """Return replay_mb, the frames' size in 1e6 bytes, and for compressed frames their compression ratio."""
-        packed = self.layout.packed
         low, high = self.starts(0)
         raw = float((high - low).sum()) * self.layout.num_envs * self.layout.fields["frame"].nbytes
-        if packed is None or not raw:
+        if self.layout.packed is None or self.frames is None or not raw:
             return {"replay_mb": raw / 1e6}
-        used = CompressedFrameReader.used_bytes(packed, self.arrays)
+        used = self.frames.used_bytes()
         return {"replay_mb": used / 1e6, "compression": raw / max(used, 1)}
 
     def state_dict(self) -> dict[str, Any]:
@@ -126,7 +374,7 @@ class Trajectories(WindowGatherer[np.ndarray]):
         state |= {name: self.arrays[name][:, :length].copy() for name, length in lengths.items() if name not in state}
         # after the copy, so that everything overwritten meanwhile is excluded
         state["oldest"] = self.arrays["oldest"].copy()
-        state["oldest"][:, 0] = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)
+        state["oldest"][:, 0] = first_valid_step(self.arrays, self.layout)
         return {name: torch.from_numpy(array) for name, array in state.items()}
 
     def _copy_counters(self) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from core.specs import WindowSpec
 from core.trajectory.chunk_codec import BOOTSTRAP_FIELDS, Chunk
-from core.trajectory.frame_arena import CompressedFrameWriter
+from core.trajectory.frame_compression import CompressedFrameWriter
 from core.trajectory.ring_buffer import Trajectories
 from core.types import ACTION_MASK, TimeStep, Window
 
@@ -91,7 +91,15 @@ class ChunkWriter:
             for name, tensor in zip(self._layout.state_fields, state, strict=True):
                 fields[name][slot // self._layout.chunk_length] = tensor.cpu().numpy()
         self._filled += 1
-        return self._publish(after) if self._filled == self._layout.chunk_length else 0
+        if self._filled < self._layout.chunk_length:
+            return 0
+        self._observe(after)
+        start, end = int(self._counter[0]), int(self._counter[0]) + self._filled
+        if "priority" in fields:
+            self._write_priorities(max(start - self._window.length, 0), end - self._window.length)
+        if self._compressor:
+            self._compressor.pack(start // self._layout.chunk_length)
+        return self._count(self._filled)
 
     def store(self, chunk: Chunk) -> int:
         """Store a whole chunk that a writer on another machine has filled; return the agent steps published."""
@@ -123,15 +131,6 @@ class ChunkWriter:
         if ACTION_MASK in self._fields:
             self._fields[ACTION_MASK][slot] = timestep.action_mask
         return slot
-
-    def _publish(self, bootstrap: TimeStep) -> int:
-        self._observe(bootstrap)
-        start, end = int(self._counter[0]), int(self._counter[0]) + self._filled
-        if "priority" in self._fields:
-            self._write_priorities(max(start - self._window.length, 0), end - self._window.length)
-        if self._compressor:
-            self._compressor.pack(start // self._layout.chunk_length)
-        return self._count(self._filled)
 
     def _count(self, length: int) -> int:
         """Show the next `length` steps to the readers, with the next ticket; return how many are agent steps."""

@@ -30,7 +30,7 @@ def test_every_part_of_every_case_is_measured(root, case):
 def test_gpu_cases_use_their_configs_with_graphed_updates(case, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("utils.config.device_validation.free_bytes", lambda device: 80 << 30)
+    monkeypatch.setattr("utils.config.memory_budget.free_bytes", lambda device: 80 << 30)
     monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 128 << 30)
     options = read_options(words_of(case, toy=False))
     assert options.device == options.actor.device == "cuda" and options.learner.cuda_graph == "on"

@@ -10,7 +10,7 @@ from benchmarks import results
 from benchmarks.results import PARTS, Part, hours, over_games
 from utils.options import CONFIGS
 from utils.plot import curves, figures
-from utils.plot.seed_groups import alike
+from utils.plot.curves import alike
 
 DATA = Path(__file__).resolve().parents[2] / "docs" / "results"
 CURVES = sorted(path for path in DATA.glob("*.csv") if path.open().readline().startswith("run,step,seconds,"))

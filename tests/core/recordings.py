@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from core.device.cuda_graph import CudaGraphCallable
+from core.device.recorded_work import CudaGraphCallable
 
 LOOKS = {
     torch.ops.aten._local_scalar_dense.default,
@@ -141,5 +141,5 @@ class Replayed(CudaGraphCallable):
 
 def imitate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture on the CPU."""
-    for module in ("learning.graphed_update", "acting.graphed_inference"):
+    for module in ("learning.updates", "acting.graphed_inference"):
         monkeypatch.setattr(f"core.{module}.CudaGraphCallable", Replayed)

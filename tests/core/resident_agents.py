@@ -16,11 +16,10 @@ from core.agents.sac import SAC
 from core.agents.td3 import TD3
 from core.learning.optimizer import Optimizer
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.models.dqn import DQNMLP
+from core.models.dqn import DQNMLP, RainbowMLP
 from core.models.iqn import IQNMLP
 from core.models.policy_critic import D4PGMLP, DDPGMLP, SACMLP, TD3MLP
 from core.models.r2d2 import R2D2MLP
-from core.models.rainbow import RainbowMLP
 from core.ops.distributional import midpoints
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.core.tapes import RandomPlay, small_layout

@@ -15,8 +15,7 @@ from torch import Tensor
 from core.memory import Memory
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory.frame_compression import StorageParams
-from core.trajectory.layout import STORAGE, Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.ring_buffer import STORAGE, Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import TimeStep, Window
 

@@ -10,10 +10,10 @@ from pydantic import Field, ValidationError
 from torch import Tensor
 
 from core.common.settings import frozen_dataclass
-from core.model import Model, ModelParams, restart
-from core.models.layers.torso_options import SmallTorso
+from core.model import Model, ModelParams
+from core.models.layers.torsos import SmallTorso
 from core.specs import ArraySpec, Discrete, EnvSpec
-from core.types import ActorCriticOutput, State
+from core.types import ActorCriticOutput, State, restart
 
 
 class Nested(NamedTuple):

@@ -587,8 +587,7 @@ def run(root, read):
     """Return a function that claims a run as main does and leaves the files of a finished run."""
 
     def started(*words):
-        from utils.config.dotted_settings import flatten
-        from utils.config.rows import find_row, from_row
+        from utils.config.rows import find_row, flatten, from_row
 
         chosen = run_registry.claim(read(*words))
         run_registry.save(

@@ -14,7 +14,7 @@ from core.checkpoint.run_checkpoint import CheckpointError
 from utils import run_registry
 from utils.config import rows
 from utils.config.command_line import read_options
-from utils.config.dotted_settings import declared, flatten
+from utils.config.rows import declared, flatten
 from utils.options import CONFIGS, Options
 
 QUICK = settings(

@@ -13,8 +13,7 @@ from core.checkpoint.model_file import save_weights
 from core.envs import minatar
 from core.specs import ArraySpec, Discrete, EnvSpec
 from utils import run_registry
-from utils.config.dotted_settings import flatten
-from utils.config.rows import find_row, from_row
+from utils.config.rows import find_row, flatten, from_row
 from utils.options import CONFIGS
 
 CARTPOLE = ("--config", "dqn-cartpole")

@@ -63,7 +63,7 @@ def close(numbers):
 @pytest.mark.parametrize("numbers", CLOSED, ids=str)
 def test_f60_closed_standard_descriptors_become_dev_null(tmp_path, numbers):
     """Whichever module is imported first opens them."""
-    script = LOOK.format(numbers=numbers, module=("utils.errors", "utils.config.dotted_settings")[len(numbers) % 2])
+    script = LOOK.format(numbers=numbers, module=("utils.errors", "utils.config.rows")[len(numbers) % 2])
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "said")],
         input="typed\n",

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from core.engines.run_end import BAD_OPTIONS, DONE, TRAINING_FAILED
-from utils import elastic
+from utils import launch
 from utils.config.command_line import read_options
-from utils.elastic import ElasticRun
+from utils.launch import ElasticRun
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def clock(monkeypatch):
             return self.seconds
 
     clock = Clock()
-    monkeypatch.setattr(elastic, "time", clock)
+    monkeypatch.setattr(launch, "time", clock)
     return clock
 
 

@@ -61,7 +61,7 @@ def test_a_missing_package_in_a_module_is_an_import_error(tmp_path, monkeypatch)
         (AgentsDict, "core.models.dqn:DQNCNN", "core.agent.Agent"),
         (MemoriesDict, "core.models.dqn:DQNCNN", "core.memory.Memory"),
         (ModelsDict, "core.agents.dqn:DQN", "core.model.Model"),
-        (EnvsDict, "core.envs.argument_checks:checked_discrete", "core.env.Env"),
+        (EnvsDict, "core.env:checked_discrete", "core.env.Env"),
         (EnginesDict, "core.agents.dqn:DQN", "utils.factory.Engine"),
     ],
 )

@@ -7,68 +7,48 @@ import dataclasses
 import os
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from core.common.console import log_to_stderr
 from utils import run_registry
-from utils.config import device_validation, space_table, validation
-from utils.config.dotted_settings import changed, closest, declared, flatten, from_words, kinds
+from utils.config import validation
 from utils.config.options_page import WIDTH, help_sections, help_text
-from utils.config.rows import CHOICES, SECTIONS, find_row, from_row, missing_classes, settings_on_file, with_lines
+from utils.config.rows import (
+    CHOICES,
+    SECTIONS,
+    changed,
+    closest,
+    declared,
+    find_row,
+    flatten,
+    from_row,
+    from_words,
+    kinds,
+    missing_classes,
+    settings_on_file,
+    with_lines,
+)
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
-from utils.factory import suggestion
+from utils.factory import EnginesDict, ProcessesDict, did_you_mean, suggestion
 from utils.options import CONFIGS, RUN, Options
+from utils.run_registry import SavedRun
 
 HELP = ("-h", "--help")
+# fmt: off
 # Options that a saved run does not hand on: each start has its own.
-OF_THIS_START = (
-    "config",
-    "mode",
-    "machine",
-    "timestamp",
-    "device",
-    "actor.device",
-    "resume",
-    "model_file",
-    "render",
-    "record",
-    "profile",
-    "profile_trace",
-    "episodes",
-    "check",
-    "root",
-    "seconds",
-)
+OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "actor.device", "resume", "model_file", "render",
+                 "record", "profile", "profile_trace", "episodes", "check", "root", "seconds")
 # Options and sections that no continuation may change.
-FIXED = (
-    "config",
-    "agent_type",
-    "env_type",
-    "game",
-    "model_type",
-    "agent.optimizer",
-    "agent.rmsprop_centered",
-    "env",
-    "model",
-)
+FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.optimizer", "agent.rmsprop_centered", "env",
+         "model")
 # Options that give the stored replay its size and shape.
-FIXED_WITH_REPLAY = (
-    "memory_type",
-    "memory.capacity",
-    "num_learners",
-    "num_actors",
-    "num_envs_per_actor",
-    "actor.chunk_length",
-    "agent.n_step",
-    "agent.unroll_length",
-    "agent.burn_in",
-    "agent.sequence_period",
-    "memory.replay_parameters",
-    "memory.on_full",
-    "memory.num_batches",
-    "memory.feature_dtype",
-)
+FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_actors", "num_envs_per_actor",
+                     "actor.chunk_length", "agent.n_step", "agent.unroll_length", "agent.burn_in",
+                     "agent.sequence_period", "memory.replay_parameters", "memory.on_full", "memory.num_batches",
+                     "memory.feature_dtype")
+# fmt: on
 OF_A_MODEL = tuple(name for name in CHOICES if name != "memory_type")  # choices that decide which weights fit
 
 Words = dict[str, list[str]]  # option -> the words behind it
@@ -97,34 +77,37 @@ def judge_words(arguments: Sequence[str]) -> None:
         return
     if any(":" in str(words.get(type_field, row.get(type_field))) for type_field, _ in SECTIONS.values()):
         return  # a class of a user may need anything
-    options, more = _without_words(row, words, None)
-    options, unknown, refused = _with_words(options, words)
+    options, more, _ = _chosen(row, words)
     if missing_classes(options):
         return
     if help_section is not None:
         _help(options, help_section)
-    if problems := [*problems, *more, *unknown, *refused.values()]:
+    if problems := problems + more:
         raise ConfigurationError(problems)
 
 
-def starts_local_processes(arguments: Sequence[str]) -> bool:
-    """Return True if a start with these words needs processes of the engine `local`, as far as words and RUN say."""
+def preload(arguments: Sequence[str]) -> bool:
+    """Import what the processes of a run need, and no class of a user, so that processes of the fork server have it.
+
+    Returns:
+        False, without imports, if the words and RUN say that the engine `local` starts no process.
+    """
     arguments, help_section = _without_help(arguments)
     words, _ = split(arguments)
-    engine = " ".join(words.get("engine", [str(RUN["engine"])]))
-    return help_section is None and engine == "local" and not _peek(words).check
-
-
-def import_known_classes(arguments: Sequence[str]) -> None:
-    """Import the project's classes that these words and the row name, and no class of a user."""
-    words, _ = split(arguments)
+    start, engine = _peek(words), " ".join(words.get("engine", [str(RUN["engine"])]))
+    if help_section is not None or engine != "local" or start.check:
+        return False
+    for role in ProcessesDict:
+        ProcessesDict[role]
+    EnginesDict["local"]
     with suppress(ConfigurationError):  # no such row, which is reported later
-        row = find_row(_peek(words).config)
+        row = find_row(start.config)
         for type_field, factory in SECTIONS.values():
             name = " ".join(words.get(type_field, [str(row.get(type_field))]))
             if name in factory:
                 with suppress(ImportError):
                     factory[name]
+    return True
 
 
 def refuse(error: ConfigurationError) -> NoReturn:
@@ -152,17 +135,15 @@ def read(arguments: Sequence[str]) -> Options:
     if saved is not None and "config" not in words:
         if saved.config is None:
             problems.append(
-                f"run {saved.signature} has no {run_registry.RUN_FILE} that could be read, which says of "
-                "which row it is: "
-                "name that with --config"
+                f"run {saved.signature} has no {run_registry.RUN_FILE} that could be read, which says of which row it "
+                "is: name that with --config"
             )
         else:
             row = find_row(saved.config)
-    options, more = _without_words(row, words, saved)
-    options, unknown, refused = _with_words(options, words)
+    options, more, refused = _chosen(row, words, saved)
     if help_section is not None:
         _help(options, help_section)
-    problems += [*more, *unknown, *refused.values()]
+    problems += more
     taken = options.timestamp  # given, and not made up below
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
     if taken is not None and options.mode == 1 and options.resume is None and os.path.exists(options.log_folder):
@@ -178,16 +159,20 @@ def read(arguments: Sequence[str]) -> Options:
         problems += missing.problems
     if problems:
         if options.check:
-            space_table.print_refused(options)
-        raise ConfigurationError(
-            problems, missing.code if missing and len(problems) == len(missing.problems) else BAD_CONFIGURATION
-        )
+            from utils.config.check import print_refused
+
+            print_refused(options)
+        no_run_only = missing is not None and len(problems) == len(missing.problems)
+        raise ConfigurationError(problems, missing.code if missing and no_run_only else BAD_CONFIGURATION)
     if saved is not None:
         print(
             f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {options.config}, "
             + ", ".join(f"{name}={getattr(options, name)}" for name in OF_A_MODEL)
         )
-    return device_validation.resolved(options)
+    chosen, asked = validation.resolved(options), options.device
+    if (asked, chosen.device, options.mode, options.learner.replay_device) == ("auto", "cpu", 1, "learner"):
+        log_to_stderr("device=auto is cpu, where learner.replay_device=learner is slow: torch sees no CUDA device here")
+    return chosen
 
 
 # words ----------------------------------------------------------------------------------------------------------------
@@ -229,23 +214,18 @@ def _peek(words: Words) -> Options:
     """
     options, _ = with_lines(Options())
     known = declared(options)
-    return changed(
-        options,
-        {
-            name: from_words(words[name], known[name].annotation)
-            for name in OF_THIS_START
-            if name in words and name in known
-        },
-    )[0]
+    given = [name for name in OF_THIS_START if name in words and name in known]
+    return changed(options, {name: from_words(words[name], known[name].annotation) for name in given})[0]
 
 
-def _with_words(options: Options, words: Words) -> tuple[Options, list[str], dict[str, str]]:
-    """Return the options with what the command line says.
+def _chosen(row: Row, words: Words, saved: SavedRun | None = None) -> tuple[Options, list[str], Iterable[str]]:
+    """Return the options of a row and a saved run, with what the command line says.
 
     Returns:
-        The options, a sentence for each unknown option, and one for each refused value by the option's name.
+        The options, a sentence for each problem, and the names of the command line's options whose values are refused.
     """
-    known, missing, settings, unknown = declared(options), missing_classes(options), dict[str, Any](), list[str]()
+    options, problems = _without_words(row, words, saved)
+    known, missing, settings = declared(options), missing_classes(options), dict[str, Any]()
     for name, texts in words.items():
         section, dot, last = name.rpartition(".")
         switch = f"{section}{dot}{last.removeprefix('no_')}"
@@ -254,15 +234,11 @@ def _with_words(options: Options, words: Words) -> tuple[Options, list[str], dic
         elif switch in known and not texts and bool in kinds(known[switch].annotation):
             settings[switch] = False
         elif section not in missing:  # why its class is missing was reported
-            near = [f"--{candidate}" for candidate in closest(name, known)]
             type_field = SECTIONS[section][0] if section in SECTIONS else None
-            unknown.append(
-                f"unknown option --{name}"
-                + (f" of {type_field}={getattr(options, type_field)}" if type_field else "")
-                + (f", did you mean {' or '.join(near)}?" if near else "")
-            )
+            owner = f" of {type_field}={getattr(options, type_field)}" if type_field else ""
+            problems.append(f"unknown option --{name}{owner}{did_you_mean(closest(name, known), '--')}")
     options, refused = changed(options, settings)
-    return options, unknown, refused
+    return options, [*problems, *refused.values()], refused
 
 
 def _help(options: Options, section: str) -> NoReturn:
@@ -275,33 +251,24 @@ def _help(options: Options, section: str) -> NoReturn:
     if section and section not in known:
         sections = [name for name in known if f"{name}." in "".join(known) or name == known[0]]
         raise ConfigurationError(
-            [
-                f"--help {section}: there is no such group or option; groups are "
-                f"{', '.join(sections)}"
-                f"{suggestion(section, known)}"
-            ]
+            f"--help {section}: there is no such group or option; groups are {', '.join(sections)}"
+            f"{suggestion(section, known)}"
         )
     if not section:
+        rows = "Rows: " + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS))
         print(
             "usage: python main.py [--name value ...]\n\n"
             "Train or test what RUN and CONFIGS in utils/options.py say; every option below overrides them.\n"
             "Values are those of the chosen row (--config). Hyphens and underscores are the same. --help agent "
             "shows one group.\n"
-            + textwrap.fill(
-                "Rows: " + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS)),
-                WIDTH,
-                break_on_hyphens=False,
-            )
-            + "\n"
+            f"{textwrap.fill(rows, WIDTH, break_on_hyphens=False)}\n"
         )
     print(help_text(options, section))
     sys.exit(0)
 
 
 # saved runs -----------------------------------------------------------------------------------------------------------
-def _saved_run(
-    start: Options, row: Row, words: Words
-) -> tuple[run_registry.SavedRun | None, ConfigurationError | None]:
+def _saved_run(start: Options, row: Row, words: Words) -> tuple[SavedRun | None, ConfigurationError | None]:
     """Return the run to continue or to test, or why there is none; (None, None) if no saved run is asked for."""
     training = start.mode == 1
     try:
@@ -324,8 +291,7 @@ def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, 
     These options are the row, the choices that decide which weights fit, and what the command line says of these
     sections. The name is None if the environment cannot be made, which is reported later.
     """
-    options, _ = _without_words(row, words, None)
-    options, _, _ = _with_words(options, words)
+    options, _, _ = _chosen(row, words)
     known = run_registry.plain(flatten(options))
     wanted = {
         "config": row["name"],
@@ -338,7 +304,7 @@ def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, 
         return wanted, None
 
 
-def _without_words(row: Row, words: Words, saved: run_registry.SavedRun | None) -> tuple[Options, list[str]]:
+def _without_words(row: Row, words: Words, saved: SavedRun | None) -> tuple[Options, list[str]]:
     """Return the options before the command line is applied, with the classes that it chooses, and their problems.
 
     A new run has the options of its row. A saved run keeps its own, except those that changed in
@@ -350,72 +316,57 @@ def _without_words(row: Row, words: Words, saved: run_registry.SavedRun | None) 
     choices = {name: words[name][0] for name in CHOICES if words.get(name)}
     if saved is None or saved.config is None:
         return from_row(row, choices)
-    since = {
-        name: value
-        for name, value in settings_on_file(row).items()
-        if name not in saved.file or saved.file[name] != value
-    }
+    since = {name: value for name, value in settings_on_file(row).items() if (name, value) not in saved.file.items()}
     settings = {name: value for name, value in {**saved.options, **since}.items() if name not in OF_THIS_START}
-    options, problems = from_row(
-        row, {**{name: str(settings[name]) for name in CHOICES if name in settings}, **choices}
-    )
+    saved_choices = {name: str(settings[name]) for name in CHOICES if name in settings}
+    options, problems = from_row(row, {**saved_choices, **choices})
     known = declared(options)
     other = {section for section, (field, _) in SECTIONS.items() if saved.options.get(field) != getattr(options, field)}
     other |= missing_classes(options).keys()
     if renamed := [name for name in saved.options if name not in known and name.partition(".")[0] not in other]:
         raise ConfigurationError(
-            [
-                f"run {saved.signature} was saved by another version, with options that this one "
-                "does not have "
-                f"({', '.join(renamed)}): use that version, or start a new run"
-            ],
+            f"run {saved.signature} was saved by another version, with options that this one does not have "
+            f"({', '.join(renamed)}): use that version, or start a new run",
             BAD_CHECKPOINT,
         )
-    options, refused = changed(
-        options, {name: value for name, value in settings.items() if name in known and name not in CHOICES}
-    )
-    return options, problems + [
-        f"{run_registry.RUN_FILE} of run {saved.signature}: {sentence}" for sentence in refused.values()
-    ]
+    kept = {name: value for name, value in settings.items() if name in known and name not in CHOICES}
+    options, refused = changed(options, kept)
+    where = f"{run_registry.RUN_FILE} of run {saved.signature}"
+    return options, problems + [f"{where}: {sentence}" for sentence in refused.values()]
 
 
-def _identity(options: Options, saved: run_registry.SavedRun | None) -> dict[str, Any]:
+def _identity(options: Options, saved: SavedRun | None) -> dict[str, Any]:
     """Return machine and timestamp, which make the signature, and the absolute path of a model file."""
     if saved is not None:
         machine, timestamp = str(saved.options.get("machine")), str(saved.options.get("timestamp"))
         if f"{machine}_{timestamp}" != saved.signature:
             machine, _, timestamp = saved.signature.rpartition("_")
         return {"machine": machine, "timestamp": timestamp}
-    identity: dict[str, Any] = {
-        "timestamp": options.timestamp or run_registry.fresh_timestamp(options.root, options.machine)
-    }
-    if options.model_file is not None:
-        path = os.path.expanduser(options.model_file)
-        in_models = os.path.join(options.root, "models", path)
-        identity["model_file"] = os.path.realpath(
-            in_models if not os.path.exists(path) and os.path.exists(in_models) else path
-        )
-    return identity
+    timestamp = options.timestamp or run_registry.fresh_timestamp(options.root, options.machine)
+    if options.model_file is None:
+        return {"timestamp": timestamp}
+    path = os.path.expanduser(options.model_file)
+    in_models = os.path.join(options.root, "models", path)
+    if not os.path.exists(path) and os.path.exists(in_models):
+        path = in_models
+    return {"timestamp": timestamp, "model_file": os.path.realpath(path)}
 
 
-def _differences(options: Options, saved: run_registry.SavedRun) -> list[str]:
+def _differences(options: Options, saved: SavedRun) -> list[str]:
     """Return a problem for each difference that a continued run may not have, and print the other differences."""
     before, after = saved.options, run_registry.plain(flatten(options))
-    different = [
-        name for name in after if name in before and before[name] != after[name] and name not in OF_THIS_START[1:]
-    ]
+    may_differ = set(OF_THIS_START) - {"config"}
+    different = [name for name in after if name not in may_differ and name in before and before[name] != after[name]]
     if before.get("seconds") is not None and options.seconds is None:
         print(
             f"{saved.signature} continues without seconds={before['seconds']!r}: seconds count from one start; give "
-            "--seconds again to "
-            "stop by time"
+            "--seconds again to stop by time"
         )
     fixed = FIXED + (FIXED_WITH_REPLAY if before.get("learner.checkpoint_replay") else ())
-    forbidden = [name for name in different if name in fixed or name.partition(".")[0] in fixed]
+    problems, run = [], saved.signature
     for name in different:
-        if name not in forbidden:
-            print(f"{saved.signature} continues with {name}={after[name]!r} (was {before[name]!r})")
-    return [
-        f"{name}={after[name]!r} cannot continue run {saved.signature}, which has {name}={before[name]!r}"
-        for name in forbidden
-    ]
+        if name in fixed or name.partition(".")[0] in fixed:
+            problems.append(f"{name}={after[name]!r} cannot continue run {run}, which has {name}={before[name]!r}")
+        else:
+            print(f"{run} continues with {name}={after[name]!r} (was {before[name]!r})")
+    return problems

@@ -1,22 +1,26 @@
 """Sizes of the memory that the processes of a run share, and their validation.
 
 The replay must hold whole windows, fit into the free memory, and let actors and learners never wait for each other.
+The devices of the options are those that "auto" means here.
 """
 
-import operator
+from typing import Any
+
+import torch
 
 from core.agent import Agent
 from core.common.shared_arrays import next_multiple
 from core.common.system import available_bytes
+from core.device.torch_runtime import free_bytes
 from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.specs import ArraySpec, EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW
-from core.trajectory.layout import Layout
-from utils.config import device_validation
+from core.trajectory.ring_buffer import Layout
 from utils.errors import describe_exception
 from utils.options import Options
 
 PROCESS_BYTES = 150 << 20  # of a process beside the shared rows, roughly
+DEVICE_BYTES = 4 << 30  # of a GPU for networks, activations and libraries, roughly
 RAY_BYTES = 500 << 20  # of Ray's own processes
 STREAM_BYTES, OBSERVATIONS_OF_A_STREAM = 16 << 10, 64  # of an environment: a constant, and so many observations
 
@@ -62,26 +66,31 @@ def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> i
     copies that are made for checkpoints.
     """
     own_bytes, copies = options.memory_class.own_bytes, 1 + options.learner.checkpoint_replay
-    return sum(
-        copies * (rows.nbytes + own_bytes(options.memory, rows, window.length))
-        + device_validation.copied_bytes(options, rows, window)
-        for rows in rings
-    )
+    stored = sum(copies * (rows.nbytes + own_bytes(options.memory, rows, window.length)) for rows in rings)
+    if not options.device.startswith("cuda"):
+        stored += sum(copied_bytes(options, rows, window) for rows in rings)
+    return stored
+
+
+def copied_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:
+    """Return the bytes of the copies of the rows on the learner's device."""
+    if options.learner.replay_device == "cpu" or options.memory_class.device_class is None:
+        return 0
+    return int(options.memory_class.device_class.nbytes(rows, window))
 
 
 def needed_bytes(options: Options, spec: EnvSpec, stored: int) -> int:
-    """Return roughly the bytes of a run: the `stored` ones of the replay, processes, and all environments."""
+    """Return roughly the bytes of a run: the `stored` ones of the replay, processes, and all environments.
+
+    For an environment, CartPole's 4 kB and Atari's 1.7 MB (with observations of 28 kB) were measured.
+    """
+    each = STREAM_BYTES + OBSERVATIONS_OF_A_STREAM * spec.frame.nbytes * max(spec.frame_stack, 1)
     evaluated = min(options.evaluator.num_envs, options.evaluator.episodes if options.mode == 1 else options.episodes)
     if options.mode == 2:
-        return PROCESS_BYTES * 2 + evaluated * stream_bytes(spec)
+        return PROCESS_BYTES * 2 + evaluated * each
     ray = options.ray.object_store_bytes + RAY_BYTES if options.engine == "ray" else 0
     streams = options.num_actors * options.num_envs_per_actor + evaluated
-    return stored + ray + PROCESS_BYTES * (options.num_actors + options.num_learners + 3) + streams * stream_bytes(spec)
-
-
-def stream_bytes(spec: EnvSpec) -> int:
-    """Return roughly the bytes of an environment (measured: CartPole 4 kB, Atari 1.7 MB for observations of 28 kB)."""
-    return STREAM_BYTES + OBSERVATIONS_OF_A_STREAM * spec.frame.nbytes * max(spec.frame_stack, 1)
+    return stored + ray + PROCESS_BYTES * (options.num_actors + options.num_learners + 3) + streams * each
 
 
 def problems(options: Options, spec: EnvSpec) -> list[str]:
@@ -98,10 +107,9 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
         return [f"model_type={options.model_type} cannot be made for game={options.game}: {describe_exception(error)}"]
     if options.mode == 2:
         return _beside_the_replay(options, spec)
-    found = options.memory_class.problems(options.memory, options.batch_size)
-    return found or _ring(options, spec, agent) + _storage(options, spec, agent) + _limiter(
-        options, agent.samples_per_window
-    )
+    if found := options.memory_class.problems(options.memory, options.batch_size):
+        return found
+    return _ring(options, spec, agent) + _storage(options, spec, agent) + _limiter(options, agent.samples_per_window)
 
 
 def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
@@ -116,13 +124,11 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
         ]
     rings = layouts(options, spec, agent)
     streams = options.num_actors * options.num_envs_per_actor
-    chunk_length = rings[0].chunk_length
-    first = streams * next_multiple(length + 2 * in_steps, chunk_length)
+    first = streams * next_multiple(length + 2 * in_steps, rings[0].chunk_length)
     if rate_limiter.samples_per_insert is not None and rate_limiter.min_replay_size + rate_limiter.error_buffer < first:
         return [
             f"rate_limiter.min_replay_size={rate_limiter.min_replay_size} plus "
-            f"rate_limiter.error_buffer={rate_limiter.error_buffer} must be at least "
-            f"{first} agent steps, which "
+            f"rate_limiter.error_buffer={rate_limiter.error_buffer} must be at least {first} agent steps, which "
             f"{streams} environments take to store the first windows of {length + 1} rows"
         ]
     if found := _beside_the_replay(options, spec):
@@ -131,17 +137,32 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     stored = stored_bytes(options, rings, agent.window)
     needed, free = needed_bytes(options, spec, stored), available_bytes()
     if needed <= free:
-        return device_validation.device_memory(options, rings[0], agent.window)
+        return _gpu(options, copied_bytes(options, rings[0], agent.window), capacity)
     each = f" for each of {len(rings)} learners" if len(rings) > 1 else ""
     if capacity is None:
         return [
-            f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are "
-            "free; lower its "
-            "capacities"
+            f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are free; "
+            "lower its capacities"
         ]
     fitting = max(int((free - (needed - stored)) / (stored / capacity)), 0)
+    needs = f"memory.capacity={capacity}{each} needs {needed:,} bytes and {free:,} are free"
+    return [f"{needs}; about {fitting:,} would fit"]
+
+
+def _gpu(options: Options, copied: int, capacity: Any) -> list[str]:
+    """Return a sentence if the learner's GPU has no room for the rows, before anything is allocated there."""
+    device, gpus = options.device, [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if not copied or {"cuda": "cuda:0"}.get(device, device) not in gpus:
+        return []
+    count = len(options.learners_at_home)
+    devices = gpus[:count] if device == "cuda" and count > 1 else [device]
+    free, fullest = min((free_bytes(torch.device(each)), each) for each in devices)
+    if copied + DEVICE_BYTES <= free:
+        return []
+    fitting = max(int((free - DEVICE_BYTES) / (copied / capacity)), 0)
     return [
-        f"memory.capacity={capacity}{each} needs {needed:,} bytes and {free:,} are free; about {fitting:,} would fit"
+        f"memory.capacity={capacity} on the learner's device needs {copied + DEVICE_BYTES:,} bytes and {free:,} are "
+        f"free on {fullest}; about {fitting:,} would fit"
     ]
 
 
@@ -150,15 +171,11 @@ def _beside_the_replay(options: Options, spec: EnvSpec) -> list[str]:
     needed, free = needed_bytes(options, spec, 0), available_bytes()
     if needed <= free:
         return []
-    names = (
-        ("episodes", "evaluator.num_envs")
-        if options.mode == 2
-        else ("num_actors", "num_envs_per_actor", "evaluator.num_envs")
-    )
-    values = ", ".join(f"{name}={operator.attrgetter(name)(options)}" for name in names)
+    training = f"num_actors={options.num_actors}, num_envs_per_actor={options.num_envs_per_actor}"
     return [
         f"processes and environments need {needed:,} bytes beside the replay and {free:,} are free: lower one of "
-        f"{values}"
+        f"{training if options.mode == 1 else f'episodes={options.episodes}'}, "
+        f"evaluator.num_envs={options.evaluator.num_envs}"
     ]
 
 
@@ -172,9 +189,8 @@ def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
         least = layout(options, spec, agent).arena_bytes * num_actors
     else:
         return [
-            f"replay.frame_compression={storage.frame_compression} packs pictures and "
-            f"game={options.game} (env_type={options.env_type}) "
-            "gives vectors"
+            f"replay.frame_compression={storage.frame_compression} packs pictures and game={options.game} "
+            f"(env_type={options.env_type}) gives vectors"
         ]
     if storage.max_frame_bytes is None or storage.max_frame_bytes >= least:
         return []
@@ -195,22 +211,18 @@ def _limiter(options: Options, samples_per_window: int) -> list[str]:
     if ratio is not None and options.memory_class.is_rate_limited(options.memory):
         return [
             f"rate_limiter.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is "
-            "learnt from once "
-            "and sets the pace itself"
+            "learnt from once and sets the pace itself"
         ]
     if ratio is None and options.engine == "inline" and not options.memory_class.is_rate_limited(options.memory):
         return [
-            f"rate_limiter.samples_per_insert=None with memory_type={options.memory_type} "
-            f"never ends with engine=inline, "
-            "whose learner learns "
-            "as long as it may before actors go on: give a number"
+            f"rate_limiter.samples_per_insert=None with memory_type={options.memory_type} never ends with "
+            "engine=inline, whose learner learns as long as it may before actors go on: give a number"
         ]
     if ratio is None or tolerance * ratio >= batch_size:
         return []
     return [
-        f"rate_limiter.error_buffer={tolerance} times "
-        f"rate_limiter.samples_per_insert={ratio} must be at least the {batch_size} "
-        "samples of "
+        f"rate_limiter.error_buffer={tolerance} times rate_limiter.samples_per_insert={ratio} must be at least the "
+        f"{batch_size} samples of "
         + ("a batch" if options.num_learners == 1 else f"{options.num_learners} learners' batches")
         + (" times learner.updates_per_graph_launch" if replays > 1 else "")
     ]

@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic.fields import FieldInfo
 
-from utils.config.dotted_settings import declared, flatten
-from utils.config.rows import OPEN_LINES, SECTIONS
+from utils.config.rows import OPEN_LINES, SECTIONS, declared, flatten
 from utils.factory import EnginesDict
 from utils.options import PROJECT, RUN, Options
 
@@ -49,9 +48,8 @@ LINES_TEXT = (
     f"{', '.join(f'`{name}`' for name in OPEN_LINES)} too."
 )
 CHOICES_TEXT = (
-    "What a row is made of. Each `_type` is a name of `utils/factory.py` or `package.module:Class` of "
-    "your own, "
-    "see [extending](extending.md)."
+    "What a row is made of. Each `_type` is a name of `utils/factory.py` or `package.module:Class` of your own, see "
+    "[extending](extending.md)."
 )
 # Options that name a class -> the names that the factory knows.
 NAMES: dict[str, Iterable[str]] = {"engine": EnginesDict, **dict(SECTIONS.values())}
@@ -69,15 +67,12 @@ def page() -> str:
         _section(LINES, LINES_TEXT, table(Options, only=RUN)),
         _section("The choices of a row", CHOICES_TEXT, table(Options, only=own)),
     ]
-    parts += [
-        _section(f"`{name}.`", _first_line(params), table(params, f"{name}.")) for name, params in fixed_sections()
-    ]
+    for name, params in fixed_sections():
+        parts.append(_section(f"`{name}.`", _first_line(params), table(params, f"{name}.")))
     for name, (type_field, factory) in SECTIONS.items():
         for selected in factory:
-            text = _first_line(inspect.getmodule(factory[selected]))
-            parts.append(
-                _section(f"`{name}.` with {type_field} {selected}", text, table(factory[selected].Params, f"{name}."))
-            )
+            title, text = f"`{name}.` with {type_field} {selected}", _first_line(inspect.getmodule(factory[selected]))
+            parts.append(_section(title, text, table(factory[selected].Params, f"{name}.")))
     return "\n".join(parts)
 
 
@@ -93,10 +88,11 @@ def fixed_sections() -> Iterator[tuple[str, type]]:
 def table(params: type, prefix: str = "", only: Iterable[str] | None = None) -> str:
     """Return one line for each option of a dataclass, or for `only` these. Sections inside it are left out."""
     sentences = descriptions(params)
-    fields = {
-        name: field for name, field in declared(params()).items() if "." not in name and (only is None or name in only)
-    }
-    return "".join(_line(prefix + name, field, sentences.get(name, "")) for name, field in fields.items())
+    return "".join(
+        _line(prefix + name, field, sentences.get(name, ""))
+        for name, field in declared(params()).items()
+        if "." not in name and (only is None or name in only)
+    )
 
 
 def help_text(options: Options, section: str = "") -> str:
@@ -132,13 +128,10 @@ def descriptions(params: type) -> dict[str, str]:
             continue
         with suppress(OSError):  # classes that core.common.settings.combined made have no text of their own
             body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]).body
-            for field, text in pairwise(body):
-                if (
-                    isinstance(field, ast.AnnAssign)
-                    and isinstance(text, ast.Expr)
-                    and isinstance(text.value, ast.Constant)
-                ):
-                    found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+            for pair in pairwise(body):
+                match pair:
+                    case ast.AnnAssign(target=name), ast.Expr(value=ast.Constant(value=text)):
+                        found[ast.unparse(name)] = " ".join(str(text).split())
     return found
 
 
@@ -185,10 +178,8 @@ def _default(value: Any) -> str:
 
 def _allowed(name: str, field: FieldInfo) -> str:
     """Return the choices or bounds of an option; the names where the factory knows them."""
-    choices = NAMES.get(name) or (
-        typing.get_args(field.annotation) if typing.get_origin(field.annotation) is Literal else ()
-    )
-    if choices:
+    is_literal = typing.get_origin(field.annotation) is Literal
+    if choices := NAMES.get(name) or (is_literal and typing.get_args(field.annotation)):
         return ", ".join(f"`{choice}`" for choice in choices)
     bounds = [
         (sign, getattr(each, attribute))

@@ -1,13 +1,23 @@
-"""From a row of CONFIGS to Options: the classes that the row names, and the options that it sets."""
+"""Options by their dotted names ("agent.learning_rate"): listed, changed, read from words and from a row of CONFIGS."""
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
 
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from core.common.settings import sentences
 from utils import run_registry
-from utils.config.dotted_settings import changed, closest, declared, flatten
 from utils.errors import ConfigurationError
-from utils.factory import AgentsDict, EnvsDict, Factory, MemoriesDict, ModelsDict, suggestion, why_not
+from utils.factory import AgentsDict, EnvsDict, Factory, MemoriesDict, ModelsDict, did_you_mean, suggestion, why_not
 from utils.options import CONFIGS, RUN, Options
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 SECTIONS: dict[str, tuple[str, Factory]] = {  # section -> the option that names its class, and the classes
     "agent": ("agent_type", AgentsDict),
@@ -16,18 +26,14 @@ SECTIONS: dict[str, tuple[str, Factory]] = {  # section -> the option that names
     "model": ("model_type", ModelsDict),
 }
 CHOICES = (*(type_field for type_field, _ in SECTIONS.values()), "game")
-OPEN_LINES = (
-    "timestamp",
-    "num_envs_per_actor",
-    "resume",
-    "model_file",
-    "steps",
-    "updates",
-    "seconds",
-    "target_score",
-)  # lines of RUN that a row may set
+# Lines of RUN that a row may set.
+OPEN_LINES = ("timestamp", "num_envs_per_actor", "resume", "model_file", "steps", "updates", "seconds", "target_score")
+SWITCH = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
+
+P = TypeVar("P", bound="DataclassInstance")
 
 
+# rows -----------------------------------------------------------------------------------------------------------------
 def find_row(config: str) -> dict[str, Any]:
     """Return the row of this name or number.
 
@@ -35,16 +41,12 @@ def find_row(config: str) -> dict[str, Any]:
         ConfigurationError: no such row, with those that exist in one line; or a row without a name of its own.
     """
     names: list[Any] = [row.get("name") if isinstance(row, dict) else None for row in CONFIGS]
-    faults = [
-        f"CONFIGS row {number} must be a dict with a name"
-        for number, name in enumerate(names)
-        if not isinstance(name, str)
-    ]
-    faults += [
-        f"CONFIGS row {number} must not be named {name!r} again"
-        for number, name in enumerate(names)
-        if name in names[:number]
-    ]
+    faults = []
+    for number, name in enumerate(names):
+        if not isinstance(name, str):
+            faults.append(f"CONFIGS row {number} must be a dict with a name")
+        elif name in names[:number]:
+            faults.append(f"CONFIGS row {number} must not be named {name!r} again")
     if faults:
         raise ConfigurationError(faults)
     if config in names:
@@ -52,7 +54,7 @@ def find_row(config: str) -> dict[str, Any]:
     if config.isdecimal() and int(config) < len(CONFIGS):
         return CONFIGS[int(config)]
     listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
-    raise ConfigurationError([f"config={config!r} is no row of CONFIGS{suggestion(config, names)}; there are {listed}"])
+    raise ConfigurationError(f"config={config!r} is no row of CONFIGS{suggestion(config, names)}; there are {listed}")
 
 
 def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -> tuple[Options, list[str]]:
@@ -65,22 +67,14 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
     """
     where = f"CONFIGS row {row['name']!r}"
     problems = [f"{where} lacks {name}" for name in CHOICES if name not in row]
-    problems += [
-        f"{where}: {name}={row[name]!r} must be a valid string"
-        for name in CHOICES
-        if not isinstance(row.get(name, ""), str)
-    ]
+    no_names = {name: row[name] for name in CHOICES if not isinstance(row.get(name, ""), str)}
+    problems += [f"{where}: {name}={value!r} must be a valid string" for name, value in no_names.items()]
     chosen = {**{name: str(row.get(name, "")) for name in CHOICES}, **(choices or {})}
     options, _ = changed(Options(), {**chosen, "config": row["name"]})
     missing = missing_classes(options)
-    options, _ = changed(
-        options,
-        {
-            section: factory[chosen[type_field]].Params()
-            for section, (type_field, factory) in SECTIONS.items()
-            if section not in missing
-        },
-    )
+    found = {section: named for section, named in SECTIONS.items() if section not in missing}
+    params = {section: factory[chosen[type_field]].Params() for section, (type_field, factory) in found.items()}
+    options, _ = changed(options, params)
     options, wrong_lines = with_lines(options)
     problems += [*missing.values(), *wrong_lines]
 
@@ -91,16 +85,18 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
             continue
         if name not in known:
             if str(name).partition(".")[0] not in replaced | missing.keys():
-                near = closest(str(name), known)
-                problems.append(
-                    f"{where}: {name} is no option" + (f", did you mean {' or '.join(near)}?" if near else "")
-                )
+                problems.append(f"{where}: {name} is no option{did_you_mean(closest(str(name), known))}")
         elif "." not in name and name not in OPEN_LINES:
             problems.append(f"{where}: {name} is not a row's to set: edit its line in RUN of utils/options.py")
         elif RUN.get(name) is None:
             settings[name] = value
     options, refused = changed(options, settings)
     return options, problems + [f"{where}: {sentence}" for sentence in refused.values()]
+
+
+def class_defaults(options: Options) -> dict[str, Any]:
+    """Return what options would be by the defaults beside their classes: dotted name -> value."""
+    return flatten(from_row({"name": options.config, **{name: getattr(options, name) for name in CHOICES}})[0])
 
 
 def settings_on_file(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,10 +106,8 @@ def settings_on_file(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_lines(options: Options) -> tuple[Options, list[str]]:
     """Return the options with the lines of RUN that are not None, and a sentence for each line that is wrong."""
-    known, lines = (
-        declared(options),
-        {name: value for name, value in RUN.items() if value is not None and name != "config"},
-    )
+    known = declared(options)
+    lines = {name: value for name, value in RUN.items() if value is not None and name != "config"}
     unknown = [f"{name} is no option" + suggestion(name, known) for name in lines if name not in known]
     options, refused = changed(options, {name: value for name, value in lines.items() if name in known})
     return options, [f"RUN of utils/options.py: {sentence}" for sentence in (*unknown, *refused.values())]
@@ -129,3 +123,119 @@ def missing_classes(options: Options) -> dict[str, str]:
         except Exception as error:  # a module of the user's own can fail in any way
             missing[section] = why_not(f"{type_field}={name}", error)
     return missing
+
+
+# dotted names ---------------------------------------------------------------------------------------------------------
+def flatten(params: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of a dataclass and of its sections: dotted name -> value."""
+    flat: dict[str, Any] = {}
+    for field in dataclasses.fields(params):
+        name, value = prefix + field.name, getattr(params, field.name)
+        flat |= flatten(value, name + ".") if dataclasses.is_dataclass(value) else {name: value}
+    return flat
+
+
+def declared(params: Any, prefix: str = "") -> dict[str, FieldInfo]:
+    """Return the declarations of a pydantic dataclass and of its sections: dotted name -> type, default, bounds."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in type(params).__pydantic_fields__.items():
+        value = getattr(params, name)
+        found |= declared(value, f"{prefix}{name}.") if dataclasses.is_dataclass(value) else {prefix + name: field}
+    return found
+
+
+def changed(params: P, settings: Mapping[str, Any], prefix: str = "") -> tuple[P, dict[str, str]]:
+    """Return a copy with these values, and a sentence for each value that pydantic refuses; refused ones are left out.
+
+    Args:
+        params: the dataclass to copy.
+        settings: dotted name -> value. Every name must exist.
+        prefix: what stands before the names in sentences.
+    """
+    own: dict[str, Any] = {}
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        section, dot, rest = name.partition(".")
+        if dot:
+            sections.setdefault(section, {})[rest] = value
+        else:
+            own[name] = value
+    try:
+        copy, refused = dataclasses.replace(params, **own), dict[str, str]()
+    except ValidationError as error:
+        refused = sentences(error, prefix)
+        copy = dataclasses.replace(
+            params, **{name: value for name, value in own.items() if prefix + name not in refused}
+        )
+    for section, values in sections.items():
+        part, more = changed(getattr(copy, section), values, f"{prefix}{section}.")
+        copy, refused = dataclasses.replace(copy, **{section: part}), {**refused, **more}
+    return copy, refused
+
+
+def from_words(words: Sequence[str], annotation: Any) -> Any:
+    """Return the value that words of the command line mean for an option of this type.
+
+    `1e6` means a whole number too, `none` means None, and a switch without a word means True. Words that mean no value
+    of the type are returned as text, which pydantic refuses.
+    """
+    allowed = kinds(annotation)
+    if bool in allowed and not words:
+        return True
+    if tuple in allowed and (len(words) != 1 or int not in allowed):
+        return tuple(_number(word, whole=True) for word in words)
+    if len(words) != 1:
+        return " ".join(words) if str not in allowed else [*words]
+    word = words[0]
+    if type(None) in allowed and word.lower() == "none":
+        return None
+    if bool in allowed:
+        return SWITCH.get(word.lower(), word)
+    return _number(word, whole=int in allowed) if allowed & {int, float} and str not in allowed else word
+
+
+def kinds(annotation: Any) -> set[Any]:
+    """Return the types that an annotation allows, without their parameters."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return set(map(type, parts))
+    if origin is Annotated:
+        return kinds(parts[0])
+    if origin in (Union, types.UnionType):
+        return set[Any]().union(*map(kinds, parts))
+    return {origin or annotation}
+
+
+def _number(word: str, whole: bool) -> int | float | str:
+    try:
+        if whole and word.lstrip("+-").replace("_", "").isdecimal():
+            return int(word)
+        number = float(word)
+    except ValueError:
+        return word
+    return int(number) if whole and number.is_integer() else number
+
+
+def split_values(text: str, separator: str = ",") -> list[str]:
+    """Split at separators that stand outside the brackets, braces and quotes of JSON."""
+    parts, depth, quoted = [""], 0, False
+    for character in text:
+        quoted ^= character == '"'
+        depth += 0 if quoted else (character in "[{") - (character in "]}")
+        if character == separator and not depth and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def closest(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known dotted names that a misspelt name may mean, best first: by the last part, then by the whole."""
+    known, last = list(known), name.rpartition(".")[2]
+    ends: dict[str, list[str]] = {}
+    for candidate in known:
+        ends.setdefault(candidate.rpartition(".")[2], []).append(candidate)
+    by_whole = difflib.get_close_matches(name, known, n=2, cutoff=0.75)
+    by_end = [candidate for end in difflib.get_close_matches(last, ends, n=2, cutoff=0.75) for candidate in ends[end]]
+    by_end.sort(key=lambda candidate: -difflib.SequenceMatcher(None, name, candidate).ratio())
+    return list(dict.fromkeys([*(ends.get(last, [])), *by_whole, *by_end]))[:3]

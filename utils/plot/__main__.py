@@ -7,7 +7,7 @@
     python -m utils.plot --summary logs/atari_*
 
 Runs are log folders or CSV files written by --csv. Folders that are no run, and runs without values to draw, are named
-and skipped. Runs that differ only in their seed (utils/plot/seed_groups.py) make one curve with a bootstrap band; it
+and skipped. Runs that differ only in their seed (utils/plot/curves.py) make one curve with a bootstrap band; it
 ends where the shortest of them ends. The legend says in what groups differ. The summary takes the mean of each run's
 evaluations after 80 % of its steps. Needs matplotlib: pip install -e ".[plots]".
 """
@@ -19,15 +19,12 @@ from pathlib import Path
 
 import numpy as np
 
-from core.envs.game_names import normalized_name
-from core.metrics.aggregation import human_normalized
+from core.env import normalized_name
 from utils.config.command_line import refuse
 from utils.errors import ConfigurationError
 from utils.factory import EnvsDict
-from utils.plot.curves import COLUMNS, SCORE, Run, grouped, late_score, read, usable, write_csv
-from utils.plot.figures import AGGREGATES, AXES, CENTERS, draw_curves, draw_summary, save
-from utils.plot.seed_groups import alike
-from utils.plot.statistics import Array, bootstrap, interval
+from utils.plot.curves import COLUMNS, SCORE, Run, alike, grouped, late_score, read, usable, write_csv
+from utils.plot.figures import AGGREGATES, AXES, CENTERS, Array, bootstrap, draw_curves, draw_summary, interval, save
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,9 +70,9 @@ def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
     for run in runs:
         env_type, game = run.settings.get("env_type"), run.settings.get("game")
         late = late_score(run.curves[SCORE], run.settings.get("steps"))
-        score = human_normalized(EnvsDict[env_type], game, late) if env_type and game else None
+        score = EnvsDict[env_type].human_normalized(game, late) if env_type and game else None
         if score is None:
-            raise ConfigurationError([f"{run.name}: no human score is known for game={game} (env_type={env_type})"])
+            raise ConfigurationError(f"{run.name}: no human score is known for game={game} (env_type={env_type})")
         games.setdefault(normalized_name(str(game)), []).append(score)
     return {game: np.array(values) for game, values in sorted(games.items())}
 
@@ -96,29 +93,23 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m utils.plot", description=__doc__, formatter_class=shape)
-    parser.add_argument("runs", nargs="+", type=Path, help="log folders, or CSV files")
-    parser.add_argument(
-        "--metric", nargs="+", default=[SCORE], help=f"names in metrics.jsonl, a panel each; default {SCORE}"
-    )
-    parser.add_argument("--x", nargs="+", choices=AXES, default=["steps"], help="x-axes, a panel each")
-    parser.add_argument("--statistic", choices=CENTERS, default="mean", help="statistic over the runs of a group")
-    parser.add_argument(
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, help="log folders, or CSV files")
+    add("--metric", nargs="+", default=[SCORE], help=f"names in metrics.jsonl, a panel each; default {SCORE}")
+    add("--x", nargs="+", choices=AXES, default=["steps"], help="x-axes, a panel each")
+    add("--statistic", choices=CENTERS, default="mean", help="statistic over the runs of a group")
+    add(
         "--group",
         nargs="+",
-        help="options that define a group, such as agent.learning_rate, or config, method "
-        "(the row without its game), run; "
-        "default: all but the seed, and with --summary all but seed and game",
+        help="options that define a group, such as agent.learning_rate, or config, method (the row without its game), "
+        "run; default: all but the seed, and with --summary all but seed and game",
     )
-    parser.add_argument("--each", action="store_true", help="also draw thin lines of every run")
-    parser.add_argument(
-        "--summary", action="store_true", help="draw human-normalised scores over games in place of curves"
-    )
-    parser.add_argument("--title", help="title of the figure")
-    parser.add_argument("--output", type=Path, default=Path("curves"), help="path without extension; default: curves")
-    parser.add_argument(
-        "--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="file formats"
-    )
-    parser.add_argument("--csv", action="store_true", help="also write the points: run, step, seconds and values")
+    add("--each", action="store_true", help="also draw thin lines of every run")
+    add("--summary", action="store_true", help="draw human-normalised scores over games in place of curves")
+    add("--title", help="title of the figure")
+    add("--output", type=Path, default=Path("curves"), help="path without extension; default: curves")
+    add("--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="file formats")
+    add("--csv", action="store_true", help="also write the points: run, step, seconds and values")
     return parser
 
 

@@ -1,9 +1,20 @@
-"""Read curves of runs, a metric against agent steps and seconds, from metrics.jsonl or CSV files (docs/results)."""
+"""Read curves of runs, a metric against agent steps and seconds, and group the runs that are seeds of one experiment.
+
+Curves are in metrics.jsonl or CSV files (docs/results). Runs are alike if they differ, besides the seed, in no option
+that changes what is learned or how it is measured. A difference counts unless the option only
+
+- names the run or its folder (machine, timestamp, root),
+- belongs to one start of the run (device, engine, resume, profile, ...), so that a resumed run may change it,
+- says when the run ends (steps, updates, seconds, target_score), so that one curve is longer,
+- configures what does not affect learning (evaluator, logger, supervisor, ray, video); evaluator.max_steps counts.
+
+A run of an older version that lacks an option is alike if the runs that have the option agree.
+"""
 
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +23,8 @@ from numpy.typing import NDArray
 
 from core.common.console import log_to_stderr
 from utils import run_registry
+from utils.config.command_line import OF_THIS_START
+from utils.config.rows import CHOICES, SECTIONS
 from utils.errors import ConfigurationError
 from utils.factory import suggestion
 
@@ -24,6 +37,10 @@ LATE = 0.8  # Share of a run's steps after which evaluations count for its late 
 OVERSHOOT = 1.02  # Factor on a run's steps up to which evaluations still belong to the run.
 MAX_GRID_POINTS = 200  # Points of a curve over several runs.
 MAX_LISTED = 5  # Errors that are listed if no source can be read.
+STOPS = ("steps", "updates", "seconds", "target_score")
+BESIDE = ("evaluator", "logger", "supervisor", "ray", "video")
+COUNTS = ("config", "model_file", "evaluator.max_steps")  # Exceptions, which count despite the rules above.
+NAMES = ("run", "config", "method")  # Settings of a Run that are no options.
 
 
 class Curve(NamedTuple):
@@ -61,7 +78,7 @@ def read(sources: Iterable[Path], metrics: Sequence[str]) -> list[Run]:
     for source in sources:
         runs += _read_csv(source, metrics) if source.suffix == ".csv" else [_read_folder(source, metrics)]
     if not runs:
-        raise ConfigurationError(["there are no runs to read: name log folders or CSV files"])
+        raise ConfigurationError("there are no runs to read: name log folders or CSV files")
     return runs
 
 
@@ -153,23 +170,19 @@ def _read_folder(folder: Path, metrics: Sequence[str]) -> Run:
 
 
 def _read_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
+    by_run: dict[str, list[dict[str, Any]]] = {}
     try:
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
             if missing := [name for name in POINT if name not in (reader.fieldnames or ())]:
-                columns = " or ".join(missing)
-                raise NoCurves(
-                    f"{path} holds no curves, it has no column {columns}: name log folders, or CSV files of --csv",
-                    "no curves",
-                )
-            lines = [(row["run"], _csv_line(row)) for row in reader]
+                problem = f"{path} holds no curves, it has no column {' or '.join(missing)}"
+                raise NoCurves(f"{problem}: name log folders, or CSV files of --csv", "no curves")
+            for row in reader:
+                by_run.setdefault(row["run"], []).append(_csv_line(row))
     except OSError as error:
-        raise ConfigurationError([f"{path} cannot be read: {error.strerror}"]) from None
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, csv.Error) as error:  # A line with more or fewer columns raises TypeError.
-        raise ConfigurationError([f"{path} cannot be read: line {reader.line_num}: {error}"]) from None
-    by_run: dict[str, list[dict[str, Any]]] = {}
-    for name, line in lines:
-        by_run.setdefault(name, []).append(line)
+        raise ConfigurationError(f"{path} cannot be read: line {reader.line_num}: {error}") from None
     known = {metric for lines in by_run.values() for line in lines for metric in line["values"]}
     return [
         Run(
@@ -197,10 +210,8 @@ def _names(run: str, config: str | None = None, game: str | None = None) -> dict
 def _known(metric: str, known: set[str], source: Path) -> str:
     if metric in known:
         return metric
-    listed = ", ".join(sorted(known)) or "none yet"
-    raise NoCurves(
-        f"{source} has no values of {metric}{suggestion(metric, known)}; there are {listed}", f"no values of {metric}"
-    )
+    lacking, listed = f"no values of {metric}", ", ".join(sorted(known)) or "none yet"
+    raise NoCurves(f"{source} has {lacking}{suggestion(metric, known)}; there are {listed}", lacking)
 
 
 def _curve(lines: Iterable[dict[str, Any]], metric: str) -> Curve:
@@ -230,16 +241,73 @@ def grouped(runs: Iterable[Run], keys: Sequence[str]) -> dict[str, list[Run]]:
     Raises:
         ConfigurationError: a run lacks a setting.
     """
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
+
+    def label(run: Run) -> str:
         if lacking := [key for key in keys if key not in run.settings]:
-            raise ConfigurationError([f"{run.name} has no setting {lacking[0]}{suggestion(lacking[0], run.settings)}"])
-        groups.setdefault(", ".join(_label(key, run.settings[key]) for key in keys), []).append(run)
+            raise ConfigurationError(f"{run.name} has no setting {lacking[0]}{suggestion(lacking[0], run.settings)}")
+        values = [(key.rpartition(".")[2], run.settings[key]) for key in keys]
+        return ", ".join(value if isinstance(value, str) else f"{name} {value}" for name, value in values)
+
+    return _split(runs, label)
+
+
+def counts(setting: str) -> bool:
+    """Return True if runs that differ in this option are different experiments."""
+    section = setting.partition(".")[0]
+    return setting in COUNTS or not (setting in (*OF_THIS_START, *STOPS, "engine") or section in BESIDE)
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the options, including the seed, that both runs have and that make them different experiments."""
+    return [name for name in other if name in one and counts(name) and one[name] != other[name]]
+
+
+def alike(runs: Iterable[Run], title: str = "config") -> dict[str, list[Run]]:
+    """Return groups of runs that are alike, by labels that say in what a group differs from others of the same title.
+
+    Args:
+        runs: Runs to group.
+        title: Start of the labels: "config" is the row, "method" the row without its game. With "method" a group may
+            contain several games, and only differences between runs of one row divide groups.
+    """
+    groups: dict[str, list[Run]] = {}
+    for name, same_title in _split(runs, lambda run: run.settings[title]).items():
+        known = [run for run in same_title if run.settings.keys() - {*NAMES}]
+        same_rows, ignored = _split(known, lambda run: run.settings["config"]), ("game",) if title == "method" else ()
+        names = dict.fromkeys(setting for same in same_rows.values() for setting in _differing(same, ignored))
+        for run in same_title:
+            parts = [f"{setting} {run.settings[setting]}" for setting in names if setting in run.settings]
+            if known and run not in known:  # A CSV holds no settings.
+                parts = ["settings unknown"]
+            groups.setdefault(", ".join([name, *parts]), []).append(run)
     return groups
 
 
-def _label(key: str, value: Any) -> str:
-    return str(value) if isinstance(value, str) else f"{key.rpartition('.')[2]} {value}"
+def _differing(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
+    """Return the options in which these runs differ, classes and game first.
+
+    Options of a class are compared between runs of that class only.
+    """
+    choices = [name for name in ("game", *CHOICES) if name not in ignored]
+    of_classes = _split(runs, lambda run: json.dumps([run.settings.get(name) for name in choices])).values()
+    names = [name for name in choices if len({run.settings.get(name) for run in runs}) > 1]
+    for same, classes in ((runs, False), *((same, True) for same in of_classes)):
+        names += [
+            name
+            for name in dict.fromkeys(name for run in same for name in run.settings)
+            if counts(name)
+            and name not in (*NAMES, "seed", *CHOICES)
+            and (classes or name.partition(".")[0] not in SECTIONS)
+            and len({json.dumps(run.settings[name]) for run in same if name in run.settings}) > 1
+        ]
+    return list(dict.fromkeys(names))
+
+
+def _split(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
+    parts: dict[str, list[Run]] = {}
+    for run in runs:
+        parts.setdefault(key(run), []).append(run)
+    return parts
 
 
 def on_grid(curves: Sequence[Curve], axis: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -268,6 +336,5 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
                 for step, seconds, value in zip(*curve):
                     points.setdefault((step, seconds), {})[metric] = float(value)
             for (step, seconds), values in sorted(points.items()):
-                writer.writerow(
-                    [run.name, int(step), round(seconds, 1), *(values.get(metric, "") for metric in metrics)]
-                )
+                cells = [values.get(metric, "") for metric in metrics]
+                writer.writerow([run.name, int(step), round(seconds, 1), *cells])

@@ -1,25 +1,27 @@
-"""Draw curves of runs with bands over seeds, and human-normalised scores over games."""
+"""Draw curves of runs with bands over seeds, and human-normalised scores over games.
+
+The statistics over seeds and games are those that Agarwal et al. (2108.13264) recommend. Scores are strata: one array
+[..., runs] per game, whose last axis is resampled. The number of runs may differ between games. If it does not, every
+statistic equals that of rliable, the authors' library.
+"""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.common.console import log_to_stderr
 from utils.errors import ConfigurationError
-from utils.plot import statistics
 from utils.plot.curves import Curve, Run, on_grid
-from utils.plot.statistics import Array, Statistic, Strata, bootstrap, interval, performance_profile
 
-CENTERS: dict[str, Statistic] = {"mean": statistics.mean, "iqm": statistics.interquartile_mean}
-AGGREGATES: dict[str, Statistic] = {
-    "IQM": statistics.interquartile_mean,
-    "median": statistics.median,
-    "mean": statistics.mean,
-    "optimality gap": statistics.optimality_gap,
-}
+Array = NDArray[np.float64]
+Strata = Sequence[Array]  # One array [..., runs] per game.
+Statistic = Callable[[Strata], Array]  # Reduces runs and games to [...].
+
 AXES = {"steps": ("steps", 1, "agent steps"), "time": ("seconds", 60, "minutes")}  # Field of Curve, divisor, label.
 SIZE = (5.2, 3.7)  # Inches of a panel.
 MAX_INSIDE_LABELS = 4  # Labels up to which the legend stands inside the first panel.
@@ -27,19 +29,70 @@ MAX_INSIDE_LETTERS = 40  # Length of the longest label of such a legend.
 INCHES_PER_LETTER = 0.09
 LEGEND_MARGIN = 0.6  # Inches of a legend's line sample, and of the space between two columns.
 NUM_THRESHOLDS = 100
+REPETITIONS = 2_000  # Bootstrap resamples.
+CONFIDENCE = 0.95  # Probability mass of an interval.
 
 
-class Band:
-    """A curve over the runs of one group: `center` between `low` and `high` at the points `grid`, all [P]."""
-
-    def __init__(self, curves: Sequence[Curve], axis: str, statistic: str, generator: np.random.Generator):
-        field, unit, _ = AXES[axis]
-        points, values = on_grid(curves, field)
-        self.grid: Array = points / unit
-        self.center: Array = CENTERS[statistic]([values])
-        self.low, self.high = interval(bootstrap([values], CENTERS[statistic], generator))
+# statistics -----------------------------------------------------------------------------------------------------------
+def mean(strata: Strata) -> Array:
+    """Return the mean over games of the mean over runs."""
+    result: Array = _game_means(strata).mean(-1)
+    return result
 
 
+def median(strata: Strata) -> Array:
+    """Return the median over games of the mean over runs."""
+    return np.median(_game_means(strata), -1)
+
+
+def interquartile_mean(strata: Strata) -> Array:
+    """Return the mean of the middle half of all runs of all games; of fewer than four runs, the mean."""
+    scores = np.sort(np.concatenate(strata, -1), -1)
+    cut = scores.shape[-1] // 4
+    result: Array = scores[..., cut : scores.shape[-1] - cut].mean(-1)
+    return result
+
+
+def optimality_gap(strata: Strata) -> Array:
+    """Return the mean amount by which runs fall short of a score of 1; scores above 1 count as 1."""
+    return 1 - mean([np.minimum(scores, 1) for scores in strata])
+
+
+def performance_profile(strata: Strata, thresholds: Array) -> Array:
+    """Return the share of runs with a score above each threshold, averaged over games: [..., thresholds]."""
+    result: Array = np.mean([(scores[..., None, :] > thresholds[:, None]).mean(-1) for scores in strata], 0)
+    return result
+
+
+def bootstrap(
+    strata: Strata, statistic: Statistic, generator: np.random.Generator, repetitions: int = REPETITIONS
+) -> Array:
+    """Return the statistic of resampled strata: [..., repetitions], followed by the axes that the statistic adds.
+
+    The runs of each game are resampled with replacement, independently of the other games.
+    """
+    sizes = [scores.shape[-1] for scores in strata]
+    draws = [generator.integers(size, size=(repetitions, size)) for size in sizes]
+    return statistic([scores[..., drawn] for scores, drawn in zip(strata, draws)])
+
+
+def interval(resampled: Array, axis: int = -1, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
+    """Return the lower and upper bound of the percentile interval over the repetitions on `axis`."""
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(resampled, (tail, 1 - tail), axis=axis)
+    return low, high
+
+
+def _game_means(strata: Strata) -> Array:
+    return np.stack([scores.mean(-1) for scores in strata], -1)  # [..., games]
+
+
+CENTERS: dict[str, Statistic] = {"mean": mean, "iqm": interquartile_mean}
+AGGREGATES: dict[str, Statistic] = {"IQM": interquartile_mean, "median": median, "mean": mean}
+AGGREGATES["optimality gap"] = optimality_gap
+
+
+# figures --------------------------------------------------------------------------------------------------------------
 def pyplot() -> Any:
     """Return matplotlib.pyplot, set up to work without a display.
 
@@ -50,7 +103,7 @@ def pyplot() -> Any:
         import matplotlib
     except ImportError:
         raise ConfigurationError(
-            ['drawing needs matplotlib, which is not installed: pip install -e ".[plots]"']
+            'drawing needs matplotlib, which is not installed: pip install -e ".[plots]"'
         ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -71,6 +124,8 @@ def draw_curves(
         each: Also draw every run as a thin line.
     """
     plots = pyplot()
+    from matplotlib.ticker import EngFormatter
+
     metrics = list(next(iter(groups.values()))[0].curves)
     panels = [(metric, axis) for metric in metrics for axis in axes]
     figure, grid = plots.subplots(
@@ -82,7 +137,10 @@ def draw_curves(
     for panel, (metric, axis) in zip(grid[0], panels):
         for label, runs in groups.items():
             _draw_group(panel, [run.curves[metric] for run in runs], axis, statistic, label, each)
-        _finish(panel, axis, metric, subtitle)
+        panel.xaxis.set_major_formatter(EngFormatter() if axis == "steps" else panel.xaxis.get_major_formatter())
+        panel.set(xlabel=AXES[axis][2], ylabel=metric)
+        panel.set_title(subtitle, fontsize="small")
+        panel.grid(alpha=0.3)
     _draw_legend(figure, grid[0][0], len(panels))
     figure.suptitle(title)
     return figure
@@ -105,15 +163,19 @@ def _draw_legend(figure: Any, panel: Any, num_panels: int) -> None:
 
 
 def _draw_group(panel: Any, curves: Sequence[Curve], axis: str, statistic: str, label: str, each: bool) -> None:
-    band = Band(curves, axis, statistic, np.random.default_rng(0))
-    label = f"{label} ({len(curves)} runs)" if len(curves) > 1 else label
-    if not band.grid.size:
-        log_to_stderr(f"{label}: no curve against {axis}, because no point lies within all runs")
-    (line,) = panel.plot(band.grid, band.center, label=label, marker=_marker(band.grid))
+    field, unit, _ = AXES[axis]
+    points, values = on_grid(curves, field)
     if len(curves) > 1:
-        panel.fill_between(band.grid, band.low, band.high, color=line.get_color(), alpha=0.2, linewidth=0)
-    for curve in curves if each and len(curves) > 1 else ():
-        field, unit, _ = AXES[axis]
+        label = f"{label} ({len(curves)} runs)"
+    if not points.size:
+        log_to_stderr(f"{label}: no curve against {axis}, because no point lies within all runs")
+    center = CENTERS[statistic]
+    (line,) = panel.plot(points / unit, center([values]), label=label, marker=_marker(points))
+    if len(curves) == 1:
+        return
+    low, high = interval(bootstrap([values], center, np.random.default_rng(0)))
+    panel.fill_between(points / unit, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    for curve in curves if each else ():
         points = getattr(curve, field) / unit
         panel.plot(points, curve.values, color=line.get_color(), alpha=0.35, linewidth=0.7, marker=_marker(points))
 
@@ -121,15 +183,6 @@ def _draw_group(panel: Any, curves: Sequence[Curve], axis: str, statistic: str, 
 def _marker(points: Array) -> str:
     """Return a dot for a single point, which would make no line."""
     return "o" if len(points) < 2 else ""
-
-
-def _finish(panel: Any, axis: str, metric: str, subtitle: str) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    panel.xaxis.set_major_formatter(EngFormatter() if axis == "steps" else panel.xaxis.get_major_formatter())
-    panel.set(xlabel=AXES[axis][2], ylabel=metric)
-    panel.set_title(subtitle, fontsize="small")
-    panel.grid(alpha=0.3)
 
 
 def draw_summary(scores: Mapping[str, Strata], title: str, unit: str = "human-normalised score") -> Any:
@@ -167,25 +220,21 @@ def _draw_profiles(panel: Any, scores: Mapping[str, Strata], unit: str) -> None:
     all_scores = np.concatenate([values for strata in scores.values() for values in strata])
     thresholds = np.linspace(min(all_scores.min(), 0), all_scores.max(), NUM_THRESHOLDS)
     for method, strata in scores.items():
-        (line,) = panel.plot(thresholds, performance_profile(strata, thresholds), label=method)
-        profiles = bootstrap(
-            strata, lambda resampled: performance_profile(resampled, thresholds), np.random.default_rng(0)
-        )
-        low, high = interval(profiles, axis=0)
+        profile = partial(performance_profile, thresholds=thresholds)
+        (line,) = panel.plot(thresholds, profile(strata), label=method)
+        low, high = interval(bootstrap(strata, profile, np.random.default_rng(0)), axis=0)
         panel.fill_between(thresholds, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     panel.set(xlabel=unit, ylabel="share of runs above", title="performance profile")
     panel.grid(alpha=0.3)
     panel.legend(fontsize="small")
 
 
-def draw_trials(
-    settings: Mapping[str, bool], trials: Sequence[tuple[bool, float, Mapping[str, Any]]], title: str
-) -> Any:
+def draw_trials(settings: Mapping[str, bool], trials: Sequence[Any], title: str) -> Any:
     """Return a figure of the scores of all trials, with a panel for each option.
 
     Args:
         settings: Option -> True if its axis is logarithmic.
-        trials: (complete, score, values by option) of each trial; an incomplete one was ended early.
+        trials: Complete and pruned trials of optuna.
         title: Title of the figure.
     """
     plots = pyplot()
@@ -195,9 +244,11 @@ def draw_trials(
         1, len(settings), figsize=(3.2 * len(settings), SIZE[1]), sharey=True, squeeze=False, layout="constrained"
     )
     for panel, (name, logarithmic) in zip(grid[0], settings.items()):
-        for complete, marker, label in ((True, "o", "complete"), (False, "x", "ended early")):
-            points = [(values[name], score) for ended, score, values in trials if ended is complete]
-            panel.scatter(*(zip(*points) if points else ([], [])), marker=marker, label=label)
+        for state, marker, label in (("COMPLETE", "o", "complete"), ("PRUNED", "x", "ended early")):
+            drawn = [trial for trial in trials if trial.state.name == state]
+            values = [trial.params[name] for trial in drawn]
+            texts = [value if isinstance(value, int | float) else str(value) for value in values]
+            panel.scatter(texts, [trial.value for trial in drawn], marker=marker, label=label)
         panel.set(xlabel=name)
         if logarithmic:
             panel.set_xscale("log")

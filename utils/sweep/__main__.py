@@ -13,22 +13,54 @@ not repeated, interrupted ones are resumed, failed ones are tried again. With --
 """
 
 import argparse
+import csv
 import itertools
+import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from core.common.terminal import relay_output
 from utils.config.command_line import refuse, split
-from utils.config.dotted_settings import split_values
+from utils.config.rows import split_values
 from utils.errors import ConfigurationError
 from utils.options import PROJECT
-from utils.sweep.scheduler import Runner, claimed
-from utils.sweep.subprocess_run import ChildRun, named, options_of
-from utils.sweep.table import markdown, result, summaries, write_csv
+from utils.plot.curves import METRICS, late_score, read_curve, read_lines, until
+from utils.sweep.subprocess_run import ChildRun, Runner, claimed, named, options_of
 
 NOT_IN_FILE_NAMES = re.compile(r"[^\w.+-]+")
+
+
+class Result(NamedTuple):
+    """The outcome of one run. Scores are means of evaluation episodes; nan if there was no evaluation."""
+
+    row: str  # Row of CONFIGS, followed by the varied options.
+    seed: int
+    complete: bool  # The run has made all its steps.
+    exit_code: int | None  # Exit code of the last start. If None, the run was killed or never started.
+    steps: int  # Agent steps.
+    minutes: float  # Wall time.
+    final: float  # Score of the last evaluation.
+    best: float  # Score of the best evaluation.
+    late: float  # Mean of the evaluations after 80 % of the steps.
+
+
+class Summary(NamedTuple):
+    """The outcome of one row: means over the seeds that were evaluated."""
+
+    row: str
+    seeds: str  # Number of evaluated seeds, and of all.
+    late: float
+    late_of_each: str
+    final: float
+    best: float
+    steps: int
+    minutes: float  # Wall time of a run.
+    incomplete: str  # Seeds that did not complete, and how they ended.
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,12 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments[:end])
     folder = Path(options.root) / "logs" / options.name
     try:
-        runs = each_once(
-            run
-            for config in options.configs
-            for suffix, words in variants(options.vary, arguments[end + 1 :])
-            for run in of_row(config, suffix, options, words, folder)
-        )
+        runs = planned(options, variants(options.vary, arguments[end + 1 :]), folder)
         runner = Runner(runs, options.jobs)
         with claimed(folder), relay_output():
             exit_code = runner.run()
@@ -89,30 +116,27 @@ def variants(varied: Iterable[str], words: Sequence[str]) -> list[tuple[str, lis
     return expanded
 
 
-def of_row(config: str, suffix: str, options: argparse.Namespace, words: Sequence[str], folder: Path) -> list[ChildRun]:
-    """Return the runs of a row, one per seed."""
-    template = options_of(config, words, options.name, options.root)
-    row = f"{template.config}{suffix}"
-    names = {seed: f"{row}-seed{seed}" for seed in options.seeds}
-    return [ChildRun(named(template, name, seed), words, folder / f"{name}.txt", row) for seed, name in names.items()]
-
-
-def each_once(runs: Iterable[ChildRun]) -> list[ChildRun]:
-    """Return one run per signature.
+def planned(options: argparse.Namespace, variants: list[tuple[str, list[str]]], folder: Path) -> list[ChildRun]:
+    """Return the runs of every row, variant and seed, one per signature.
 
     Raises:
         ConfigurationError: runs of one signature would have different options.
     """
-    kept, errors = dict[str, ChildRun](), dict[str, None]()
-    for run in runs:
-        first = kept.setdefault(run.options.signature, run)
-        if first.options != run.options:
-            errors[
-                f"two different runs would both be named {run.options.signature}: make them in sweeps of two names"
-            ] = None
-    if errors:
-        raise ConfigurationError(list(errors))
-    return list(kept.values())
+    runs, twice = dict[str, ChildRun](), dict[str, None]()
+    for config in options.configs:
+        for suffix, words in variants:
+            template = options_of(config, words, options.name, options.root)
+            row = f"{template.config}{suffix}"
+            for seed in options.seeds:
+                name = f"{row}-seed{seed}"
+                run = ChildRun(named(template, name, seed), words, folder / f"{name}.txt", row)
+                if runs.setdefault(run.options.signature, run).options != run.options:
+                    twice[run.options.signature] = None
+    if twice:
+        raise ConfigurationError(
+            [f"two different runs would both be named {name}: make them in sweeps of two names" for name in twice]
+        )
+    return list(runs.values())
 
 
 def tabulate(runs: Sequence[ChildRun], path: Path) -> str:
@@ -127,18 +151,65 @@ def tabulate(runs: Sequence[ChildRun], path: Path) -> str:
     return text
 
 
+def result(run: ChildRun) -> Result:
+    """Return the outcome of a run from its files."""
+    folder = run.options.log_folder
+    curve, lines = until(read_curve(folder / METRICS), run.options.steps), read_lines(folder / METRICS)
+    final, best = (float(curve.values[-1]), float(curve.values.max())) if len(curve.values) else (math.nan, math.nan)
+    steps, seconds = max(((int(line["step"]), float(line["seconds"])) for line in lines), default=(0, 0.0))
+    late = late_score(curve, run.options.steps)
+    return Result(run.row, run.options.seed, run.complete, run.exit_code, steps, seconds / 60, final, best, late)
+
+
+def summaries(results: Sequence[Result]) -> list[Summary]:
+    """Return one summary per row, in the order of the results."""
+    found = []
+    for row in dict.fromkeys(result.row for result in results):
+        runs = [result for result in results if result.row == row]
+        evaluated = [result for result in runs if not math.isnan(result.late)]
+        late, final, best, minutes = (
+            float(np.mean([getattr(result, name) for result in evaluated])) if evaluated else math.nan
+            for name in ("late", "final", "best", "minutes")
+        )
+        seeds, late_of_each = f"{len(evaluated)} of {len(runs)}", " ".join(f"{result.late:.2f}" for result in evaluated)
+        steps = max(result.steps for result in runs)
+        incomplete = ", ".join(
+            f"seed {each.seed}: {'killed or not begun' if each.exit_code is None else f'exit code {each.exit_code}'}"
+            for each in runs
+            if not each.complete
+        )
+        found.append(Summary(row, seeds, late, late_of_each, final, best, steps, minutes, incomplete))
+    return found
+
+
+def write_csv(path: Path, lines: Sequence[Result] | Sequence[Summary]) -> None:
+    """Write a column per field and a line per result or summary."""
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([lines[0]._fields, *(map(_text, line) for line in lines)])
+
+
+def markdown(lines: Iterable[Summary]) -> str:
+    """Return the summaries as a Markdown table."""
+    header = [name.replace("_", " ") for name in Summary._fields]
+    rows = [header, ["---"] * len(header), *(map(_text, line) for line in lines)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _text(value: object) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else "" if value is None else str(value)
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m utils.sweep", description=__doc__, formatter_class=shape)
-    parser.add_argument("--configs", nargs="+", required=True, help="rows of CONFIGS")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="one run per seed")
-    parser.add_argument(
-        "--vary", nargs="+", default=[], metavar="NAME=VALUE,VALUE", help="options of which every combination is run"
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
-    parser.add_argument("--name", default="sweep", help="name of the sweep; take another one for other options")
-    parser.add_argument("--root", default=PROJECT, help="folder of models/ and logs/")
+    add = parser.add_argument
+    add("--configs", nargs="+", required=True, help="rows of CONFIGS")
+    add("--seeds", nargs="+", type=int, default=[1], help="one run per seed")
+    add("--vary", nargs="+", default=[], metavar="NAME=VALUE,VALUE", help="options of which every combination is run")
+    add("--jobs", type=int, default=1, help="number of runs at a time")
+    add("--name", default="sweep", help="name of the sweep; take another one for other options")
+    add("--root", default=PROJECT, help="folder of models/ and logs/")
     return parser
 
 

@@ -1,36 +1,33 @@
-"""Run main.py in a subprocess: start it, resume it where it stopped, and interrupt it so that it saves."""
+"""Run main.py in subprocesses: start, resume and interrupt one, or run many, some at a time, on shares of the cores."""
 
+import contextlib
 import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 from core.common.files import folder_lock
 from core.common.processes import die_with_parent
 from utils import run_registry
 from utils.config import command_line
-from utils.config.dotted_settings import flatten
+from utils.config.rows import flatten
 from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
-from utils.plot.curves import read_curve
-from utils.plot.seed_groups import STOPS, differences
+from utils.plot.curves import METRICS, STOPS, differences, late_score, read_curve
 
-RESERVED = (
-    "config",
-    "seed",
-    "mode",
-    "machine",
-    "timestamp",
-    "resume",
-    "root",
-)  # Options that a sweep sets, not its user.
+# Options that a sweep sets, not its user.
+RESERVED = ("config", "seed", "mode", "machine", "timestamp", "resume", "root")
 PATIENT = ("--ray.placement_timeout", "none")  # On a shared cluster, runs wait for the room that others hold.
 MAIN = Path(PROJECT) / "main.py"
+INTERRUPTED = 128  # Exit code after a signal, minus the signal's number.
+POLL = 0.2  # Seconds between two looks at the running processes.
+GRACE = 60.0  # Seconds that the runs of an earlier, killed scheduler have to save and end.
 
 
 def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Options:
@@ -43,33 +40,33 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
     if reserved := [f"--{name} is not yours to give here" for name in RESERVED if name in given]:
         raise ConfigurationError(reserved)
     try:
-        options = command_line.read(
-            [
-                *words,
-                "--config",
-                config,
-                "--root",
-                root,
-                "--mode",
-                "1",
-                "--resume",
-                "none",
-                "--machine",
-                machine,
-                "--timestamp",
-                "new.run",
-            ]
-        )
+        new = {"mode": 1, "resume": "none", "machine": machine, "timestamp": "new.run"}
+        options = command_line.read([*words, *words_of({"config": config, "root": root, **new})])
     except ConfigurationError as refused:
         raise ConfigurationError([f"{config}: {problem}" for problem in refused.problems], refused.code) from None
     if all(getattr(options, name) is None for name in STOPS):
         raise ConfigurationError(
-            [
-                f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, "
-                "as -- --steps 100000"
-            ]
+            f"{config}: nothing says when its runs are done; give --{', --'.join(STOPS)} after --, as -- --steps 100000"
         )
     return options
+
+
+def words_of(settings: Mapping[str, object]) -> list[str]:
+    """Return options by their names as words of the command line."""
+    return [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+
+
+def start_main(words: Sequence[str], output: int | IO[str], **options: Any) -> subprocess.Popen[Any]:
+    """Start main.py, which saves and ends if this process dies; Ctrl-C of a terminal does not reach it."""
+    return subprocess.Popen(
+        [sys.executable, str(MAIN), *words],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=partial(end_with, os.getpid()),
+        **options,
+    )
 
 
 class ChildRun:
@@ -85,7 +82,7 @@ class ChildRun:
     def __init__(self, options: Options, words: Sequence[str], output: Path, row: str | None = None):
         self.options, self.output, self._words = options, output, list(words)
         self.row = row or options.config
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[Any] | None = None
         self._interrupted = 0
 
     # state ----------------------------------------------------------------------------------------------------------
@@ -104,10 +101,9 @@ class ChildRun:
         if saved is None:
             return False
         same = all(saved.options.get(name) == getattr(options, name) for name in STOPS)
-        evaluated = read_curve(options.log_folder / "metrics.jsonl").steps
-        return bool(
-            (saved.exit_code == 0 and same) or (options.steps and len(evaluated) and evaluated[-1] >= options.steps)
-        )
+        evaluated = read_curve(options.log_folder / METRICS).steps
+        reached = options.steps and len(evaluated) and evaluated[-1] >= options.steps
+        return bool((saved.exit_code == 0 and same) or reached)
 
     def check(self) -> None:
         """Raise ConfigurationError if this run exists and was trained with other options."""
@@ -118,7 +114,7 @@ class ChildRun:
         if saved and different:
             listed = ", ".join(f"{name}={saved.options[name]!r} there and {current[name]!r} here" for name in different)
             raise ConfigurationError(
-                [f"run {self.options.signature} exists with other settings ({listed}): choose another name"]
+                f"run {self.options.signature} exists with other settings ({listed}): choose another name"
             )
 
     @property
@@ -139,22 +135,13 @@ class ChildRun:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         resume = any(self.options.checkpoint_folder.glob("step_*"))
         if not resume and self.options.log_folder.exists():
-            os.replace(
-                self.options.log_folder, self.output.with_name(f"{self.output.stem}-begun-again-{time.time_ns()}")
-            )
-        command = [sys.executable, str(MAIN), *self._command(resume)]
+            aside = self.output.with_name(f"{self.output.stem}-begun-again-{time.time_ns()}")
+            os.replace(self.options.log_folder, aside)
         before = os.sched_getaffinity(0)
         with self.output.open("a") as output:
             try:
                 os.sched_setaffinity(0, cores)  # Inherited by the child, whose engine counts its cores.
-                self.process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=partial(end_with, os.getpid()),
-                )
+                self.process = start_main(self._command(resume), output)
             finally:
                 os.sched_setaffinity(0, before)
 
@@ -166,24 +153,11 @@ class ChildRun:
 
     def _command(self, resume: bool) -> list[str]:
         options = self.options  # A resumed run has its initial weights in its checkpoint and needs no model_file.
-        identity = (
-            ["--resume", options.signature, "--model_file", "none"]
-            if resume
-            else ["--resume", "none", "--machine", options.machine, "--timestamp", str(options.timestamp)]
-        )
-        return [
-            "--config",
-            options.config,
-            "--seed",
-            str(options.seed),
-            "--root",
-            options.root,
-            "--mode",
-            "1",
-            *PATIENT,
-            *self._words,
-            *identity,
-        ]
+        identity = {"resume": "none", "machine": options.machine, "timestamp": options.timestamp}
+        if resume:
+            identity = {"resume": options.signature, "model_file": "none"}
+        run = {"config": options.config, "seed": options.seed, "root": options.root, "mode": 1}
+        return [*words_of(run), *PATIENT, *self._words, *words_of(identity)]
 
 
 def named(options: Options, timestamp: str, seed: int) -> Options:
@@ -198,3 +172,116 @@ def end_with(parent: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent(parent, signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+# many runs ------------------------------------------------------------------------------------------------------------
+class SignalForwarder:
+    """A context manager that forwards SIGINT and SIGTERM to every run in `runs`.
+
+    The first signal makes the runs save and end, the second one ends them at once. True once a signal has arrived.
+    """
+
+    def __init__(self, runs: Sequence[ChildRun]):
+        self.runs, self._numbers = runs, list[int]()
+
+    def __enter__(self) -> "SignalForwarder":
+        self._handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def __bool__(self) -> bool:
+        return bool(self._numbers)
+
+    @property
+    def exit_code(self) -> int:
+        """Return 128 plus the number of the first signal, or 0 without a signal."""
+        return INTERRUPTED + self._numbers[0] if self._numbers else 0
+
+    def forward(self) -> None:
+        """Forward the signals to every run, including one that was started while a signal arrived."""
+        for run in self.runs:
+            run.interrupt(len(self._numbers))
+
+    def _note(self, number: int, frame: object) -> None:
+        self._numbers.append(number)
+        self.forward()
+
+
+class Runner:
+    """Run all runs, `jobs` at a time, each on its share of the cores.
+
+    Complete runs are not repeated, interrupted ones are resumed, and a run that fails does not stop the others. SIGINT
+    and SIGTERM make every run save and end.
+
+    Raises:
+        ConfigurationError: there are more jobs than cores, or a run exists with other options.
+    """
+
+    def __init__(self, runs: Sequence[ChildRun], jobs: int):
+        cores = sorted(os.sched_getaffinity(0))
+        if not 1 <= jobs <= len(cores):
+            raise ConfigurationError(f"--jobs {jobs} must be 1 to {len(cores)}: each run needs a core of its own")
+        for run in runs:
+            run.check()
+        self._runs, self._shares = runs, [cores[share::jobs] for share in range(jobs)]
+        self._interrupts = SignalForwarder(runs)
+
+    def run(self) -> int:
+        """Run all to their end; return 0, or 128 plus the number of the signal that ended them."""
+        free, active = list(range(len(self._shares))), dict[int, ChildRun]()
+        with self._interrupts:
+            waiting = [run for run in self._runs if not run.complete]
+            if len(waiting) < len(self._runs):
+                print(f"{len(self._runs) - len(waiting)} of {len(self._runs)} runs are complete already", flush=True)
+            while active or (waiting and not self._interrupts):
+                while waiting and free and not self._interrupts:
+                    share, run = free[0], waiting.pop(0)
+                    if not wait_until_idle(run, self._interrupts):
+                        self._print(run, "is being trained by somebody else and passed over")
+                        continue
+                    self._print(run, "runs")
+                    run.start(self._shares[share])
+                    active[free.pop(0)] = run
+                    self._interrupts.forward()
+                time.sleep(POLL)
+                for share in [share for share, run in active.items() if run.exit_code is not None]:
+                    free.append(share)
+                    self._print(run := active.pop(share), self._outcome(run))
+        return self._interrupts.exit_code
+
+    @staticmethod
+    def _outcome(run: ChildRun) -> str:
+        if run.exit_code:
+            return f"ended with exit code {run.exit_code}: see {run.output}"
+        curve = read_curve(run.options.log_folder / METRICS)
+        return f"done, late score {late_score(curve, run.options.steps):.2f}"
+
+    def _print(self, run: ChildRun, event: str) -> None:
+        print(f"[{self._runs.index(run) + 1}/{len(self._runs)}] {run.options.signature} {event}", flush=True)
+
+
+def wait_until_idle(run: ChildRun, interrupts: SignalForwarder) -> bool:
+    """Return True once no process trains this run. A process left by a killed scheduler has GRACE to save and end."""
+    deadline = time.monotonic() + GRACE
+    while run.running and time.monotonic() < deadline and not interrupts:
+        time.sleep(POLL)
+    return not run.running
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Hold the lock of this folder, so that one process alone makes its runs.
+
+    Raises:
+        ConfigurationError: another process holds the lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder_lock(folder) as locked:
+        if not locked:
+            raise ConfigurationError(
+                f"{folder} is being worked on by another process: wait for it, or choose another name"
+            )
+        yield

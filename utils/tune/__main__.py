@@ -11,19 +11,36 @@ Needs optuna: pip install -e ".[tune]".
 """
 
 import argparse
+import csv
+import dataclasses
+import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from core.common.terminal import relay_output
 from utils.config.command_line import refuse
+from utils.config.rows import CHOICES, class_defaults, flatten, split_values
 from utils.errors import ConfigurationError
-from utils.options import PROJECT
-from utils.plot.figures import pyplot
-from utils.sweep.scheduler import claimed
-from utils.sweep.subprocess_run import options_of
-from utils.tune.ranges import ranges
-from utils.tune.study import Study, library
+from utils.options import PROJECT, Options
+from utils.plot import figures
+from utils.plot.curves import METRICS, STOPS, Curve, late_score, reached, read_curve, until
+from utils.sweep.subprocess_run import (
+    POLL,
+    ChildRun,
+    SignalForwarder,
+    claimed,
+    named,
+    options_of,
+    wait_until_idle,
+    words_of,
+)
+from utils.tune.ranges import Range, ranges
+
+LINES = (*STOPS, "num_envs_per_actor")  # Options without a dot that a printed row may have.
+WIDTH = 110  # Columns of a printed row.
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,10 +56,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         library()
         if options.plot:
-            pyplot()  # Fail before hours of training rather than after.
+            figures.pyplot()  # Fail before hours of training rather than after.
         template = options_of(options.config, words, options.name, options.root)
         if template.steps is None:
-            raise ConfigurationError([f"{template.config} has no number of steps: give one, as -- --steps 100000"])
+            raise ConfigurationError(f"{template.config} has no number of steps: give one, as -- --steps 100000")
         words += ["--evaluator.steps", str(max(template.steps // options.evaluations, 1))]
         parts, folder = ranges(template, options.ranges), Path(options.root) / "logs" / options.name
         warmup = options.evaluations // 4 if options.warmup is None else options.warmup
@@ -64,24 +81,259 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m utils.tune", description=__doc__, formatter_class=shape)
-    parser.add_argument("--config", required=True, help="row of CONFIGS")
-    parser.add_argument("--trials", type=int, default=20, help="trials of the study, including those of earlier starts")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--config", required=True, help="row of CONFIGS")
+    add("--trials", type=int, default=20, help="trials of the study, including those of earlier starts")
+    add(
         "--ranges",
         nargs="+",
         default=[],
         help="options to tune, with a range where none is declared; default: all declared",
     )
-    parser.add_argument(
-        "--startup", type=int, default=5, help="trials with random values, before any trial is ended early"
-    )
-    parser.add_argument("--warmup", type=int, help="evaluations before a run may be ended early; default: a quarter")
-    parser.add_argument("--evaluations", type=int, default=20, help="evaluations of a run, evenly over its steps")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the runs and of the sampler")
-    parser.add_argument("--plot", action="store_true", help="draw logs/<name>/trials.png; needs matplotlib")
-    parser.add_argument("--name", default="tune", help="name of the study and of its runs")
-    parser.add_argument("--root", default=PROJECT, help="folder of models/ and logs/")
+    add("--startup", type=int, default=5, help="trials with random values, before any trial is ended early")
+    add("--warmup", type=int, help="evaluations before a run may be ended early; default: a quarter")
+    add("--evaluations", type=int, default=20, help="evaluations of a run, evenly over its steps")
+    add("--seed", type=int, default=1, help="seed of the runs and of the sampler")
+    add("--plot", action="store_true", help="draw logs/<name>/trials.png; needs matplotlib")
+    add("--name", default="tune", help="name of the study and of its runs")
+    add("--root", default=PROJECT, help="folder of models/ and logs/")
     return parser
+
+
+class Study:
+    """A study that is kept in folder/study.log, where a later start finds its trials again.
+
+    The caller must hold the lock of the folder.
+
+    Args:
+        template: Options that all runs have in common.
+        words: Words of the command line that set them.
+        ranges: Options to tune.
+        folder: Folder of the study.
+        startup: Trials with random values, before any trial is ended early.
+        warmup: Evaluations before a run may be ended early.
+        seed: Seed of the runs and of the sampler.
+
+    Raises:
+        ConfigurationError: optuna is not installed, or the study exists with other ranges or options.
+    """
+
+    def __init__(
+        self,
+        template: Options,
+        words: list[str],
+        ranges: list[Range],
+        folder: Path,
+        startup: int,
+        warmup: int,
+        seed: int,
+    ):
+        self._optuna = library()
+        self._template, self._words, self._ranges, self._folder = template, words, ranges, folder
+        journal = folder.resolve() / "study.log"  # optuna's lock is a link to this path.
+        if journal.exists():  # After an incomplete last line further lines would be unreadable.
+            with journal.open("r+b") as file:
+                file.truncate(file.read().rfind(b"\n") + 1)
+        storage = self._optuna.storages.JournalStorage(self._optuna.storages.journal.JournalFileBackend(str(journal)))
+        self._study = self._optuna.create_study(
+            study_name=folder.name,
+            storage=storage,
+            load_if_exists=True,
+            direction="maximize",
+            pruner=self._optuna.pruners.MedianPruner(startup, warmup),
+        )
+        # The number of trials is in the seed, so that a later start draws other values.
+        sampler_seed = seed + len(self.trials)
+        self._study.sampler = self._optuna.samplers.TPESampler(n_startup_trials=startup, seed=sampler_seed)
+        self._seed, self._interrupts = seed, SignalForwarder(())
+        texts = {part.name: part.text for part in ranges}
+        self._check_definition({"config": template.config, "words": self._words, "seed": seed, "ranges": texts})
+
+    # trials ---------------------------------------------------------------------------------------------------------
+    def run(self, trials: int) -> int:
+        """Run until this many trials are finished; return 0, or 128 plus the number of the signal that ended it."""
+        with self._interrupts:
+            states = self._optuna.trial.TrialState
+            for unfinished in self._study.get_trials(states=(states.RUNNING,)):
+                self._run(self._optuna.trial.Trial(self._study, unfinished._trial_id))
+            while self.finished < trials and not self._interrupts:
+                self._run(self._study.ask({part.name: self._distribution(part) for part in self._ranges}))
+        return self._interrupts.exit_code
+
+    def _run(self, trial: Any) -> None:
+        """Run a trial and report its outcome to optuna, unless a signal ended it."""
+        states = self._optuna.trial.TrialState
+        try:
+            run = self._child(trial)
+        except ConfigurationError as refused:
+            self._report(trial, states.FAIL, {}, "; ".join(refused.problems))
+            return
+        pruned = self._watch(run)
+        if pruned and self._has_made_all_steps(run):  # The run ended meanwhile and lacks only its last evaluation.
+            run = self._child(trial)
+            pruned = self._watch(run)
+        scores = self._scores(run)
+        if run.complete and scores:
+            self._report(trial, states.COMPLETE, scores, "")
+        elif run.complete:
+            self._report(trial, states.FAIL, {}, f"was never evaluated: see {run.output}")
+        elif pruned:
+            self._report(trial, states.PRUNED, scores, "ended early")
+        elif not self._interrupts:
+            self._report(trial, states.FAIL, {}, f"ended with exit code {run.exit_code}: see {run.output}")
+
+    def _watch(self, run: ChildRun) -> bool:
+        """Train to the end or until the pruner ends the trial; return True for the latter."""
+        pruned, self._interrupts.runs = False, [run]
+        if not run.complete and wait_until_idle(run, self._interrupts) and not self._interrupts:
+            run.start(os.sched_getaffinity(0))
+            self._interrupts.forward()
+            while run.exit_code is None:
+                time.sleep(POLL)
+                if not pruned and self._should_prune(run):
+                    pruned = True
+                    run.interrupt()
+        return pruned and not self._interrupts
+
+    def _should_prune(self, run: ChildRun) -> bool:
+        """Return True if the pruner would end this run now.
+
+        A run that has made all its steps is never ended, because its last evaluation is due. The pruner receives the
+        current curve, because a resumed run may have lost the end of an earlier one.
+        """
+        scores = self._scores(run)
+        if not scores or self._has_made_all_steps(run):
+            return False
+        trial = self._optuna.trial.create_trial(state=self._optuna.trial.TrialState.RUNNING, intermediate_values=scores)
+        return bool(self._study.pruner.prune(self._study, trial))
+
+    def _scores(self, run: ChildRun) -> dict[int, float]:
+        """Return the trial's score after each of its evaluations; the last one is the score of the trial.
+
+        A score is the late score of the curve up to that evaluation. Keys count evaluation periods, so that trials can
+        be compared. Of several evaluations in one period the last one counts.
+        """
+        steps, period = self._template.steps, run.options.evaluator.steps
+        curve = until(read_curve(run.options.log_folder / METRICS), steps)
+        return {
+            int(step // period): late_score(Curve(*(column[:count] for column in curve)), steps)
+            for count, step in enumerate(curve.steps, 1)
+        }
+
+    def _has_made_all_steps(self, run: ChildRun) -> bool:
+        return reached(run.options.log_folder / METRICS) >= (self._template.steps or float("inf"))
+
+    def _child(self, trial: Any) -> ChildRun:
+        words = [*self._words, *words_of(trial.params)]
+        options = options_of(self._template.config, words, self._template.machine, self._template.root)
+        name = f"trial{trial.number}"
+        return ChildRun(named(options, name, self._seed), words, self._folder / f"{name}.txt")
+
+    def _report(self, trial: Any, state: Any, scores: Mapping[int, float], remark: str) -> None:
+        """Report scores and state to optuna, which keeps the last score as the value of a complete or pruned trial."""
+        score = list(scores.values())[-1] if scores else None
+        # A start that was killed before it reported the state has reported some scores.
+        reported = self.trials[trial.number].intermediate_values
+        for number, value in scores.items():
+            if number not in reported:
+                trial.report(value, number)
+        self._study.tell(trial, score if state.name == "COMPLETE" else None, state=state)
+        values = {name: f"{of:.4g}" if isinstance(of, float) else of for name, of in trial.params.items()}
+        settings = ", ".join(f"{name}={value}" for name, value in values.items())
+        outcome = ", ".join(part for part in ("" if score is None else f"score {score:.2f}", remark) if part)
+        print(f"trial {trial.number}: {settings}: {outcome}", flush=True)
+
+    # results --------------------------------------------------------------------------------------------------------
+    @property
+    def trials(self) -> list[Any]:
+        """Return optuna's trials, in order."""
+        trials: list[Any] = self._study.get_trials(deepcopy=False)
+        return trials
+
+    @property
+    def finished(self) -> int:
+        """Return the number of complete, pruned and failed trials."""
+        return sum(trial.state.is_finished() for trial in self.trials)
+
+    @property
+    def best(self) -> Any:
+        """Return the complete trial of the highest score, or None. Pruned trials made fewer steps and do not count."""
+        complete = [trial for trial in self.trials if trial.state.name == "COMPLETE"]
+        return max(complete, key=lambda trial: trial.value, default=None)
+
+    def best_row(self) -> str:
+        """Return the best trial as a row of CONFIGS, with the options that differ from the defaults of its classes."""
+        trained = self._child(self.best).options  # The trial's classes may have other options than the template's.
+        evaluator = dataclasses.replace(trained.evaluator, steps=self._template.evaluator.steps)
+        options = dataclasses.replace(trained, evaluator=evaluator)
+        defaults = class_defaults(options)
+        row = {"name": f"{options.config}-tuned", **{name: getattr(options, name) for name in CHOICES}}
+        for name, value in flatten(options).items():
+            if value != defaults[name] and ("." in name or name in LINES):
+                row[name] = value
+        return _wrapped([f'"{name}": {_literal(value)}' for name, value in row.items()])
+
+    def write_table(self) -> None:
+        """Write folder/trials.csv, a line per trial."""
+        with (self._folder / "trials.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["trial", "state", "score", *(part.name for part in self._ranges)])
+            for trial in self.trials:
+                values = [trial.params.get(part.name, "") for part in self._ranges]
+                writer.writerow([trial.number, trial.state.name.lower(), trial.value, *values])
+
+    def draw(self) -> Path:
+        """Draw folder/trials.png, the score against each option, and return the file."""
+        ended = [trial for trial in self.trials if trial.state.name in ("COMPLETE", "PRUNED")]
+        axes = {part.name: part.kind == "log" for part in self._ranges}
+        figure = figures.draw_trials(axes, ended, f"trials of {self._template.config}")
+        return figures.save(figure, self._folder / "trials", ["png"])[0]
+
+    # the study ------------------------------------------------------------------------------------------------------
+    def _distribution(self, part: Range) -> Any:
+        distributions = self._optuna.distributions
+        if part.kind == "choice":
+            # optuna stores no tuples, therefore the texts.
+            several = any(isinstance(value, tuple) for value in part.values)
+            return distributions.CategoricalDistribution(split_values(part.text) if several else part.values)
+        whole = all(type(value) is int for value in part.values)
+        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
+        return kind(*part.values, log=part.kind == "log")
+
+    def _check_definition(self, definition: dict[str, Any]) -> None:
+        """Store the definition of a new study. Raise ConfigurationError if the study exists with another one."""
+        known = self._study.user_attrs.get("told", definition)
+        if known != definition:
+            different = ", ".join(
+                f"{name}: {known[name]} there, {now} here" for name, now in definition.items() if known[name] != now
+            )
+            raise ConfigurationError(
+                f"study {self._folder} exists with another definition ({different}): choose another name"
+            )
+        self._study.set_user_attr("told", definition)
+
+
+def library() -> Any:
+    """Return the module optuna, or raise ConfigurationError if it is not installed."""
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigurationError('tuning needs optuna, which is not installed: pip install -e ".[tune]"') from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _literal(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) and '"' not in value else repr(value)
+
+
+def _wrapped(items: Sequence[str]) -> str:
+    lines = [""]
+    for item in items:
+        if lines[-1] and len(lines[-1]) + len(item) > WIDTH:
+            lines.append("")
+        lines[-1] += f"{item}, "
+    return "    {" + "\n     ".join(line.rstrip() for line in lines).rstrip(",") + "},"
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 low..high is a linear range, low..high:log a logarithmic one, and a,b,c a choice. Numbers have the type of the option.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from utils.config.dotted_settings import changed, closest, declared, from_words, kinds, split_values
+from utils.config.rows import changed, closest, declared, from_words, kinds, split_values
 from utils.errors import ConfigurationError
+from utils.factory import did_you_mean
 from utils.options import Options
 
 VALUES = {
@@ -94,15 +95,13 @@ def ranges(options: Options, wanted: Iterable[str]) -> list[Range]:
     Raises:
         ConfigurationError: an option does not exist, a range is wrong, or none is declared.
     """
-    known, ranges_of_row = declared(options), _ranges_of_row(options)
+    known, of_agent = declared(options), RANGES.get(options.agent_type, {})
+    ranges_of_row = RANGES.get(options.config) or {name: text for name, text in of_agent.items() if name in known}
     texts = [text.partition("=")[::2] for text in wanted] or list(ranges_of_row.items())
     errors, parsed = [], []
     for name, text in texts:
         if name not in known:
-            near = closest(name, known)
-            errors.append(
-                f"there is no setting {name} to tune" + (f", did you mean {' or '.join(near)}?" if near else "")
-            )
+            errors.append(f"there is no setting {name} to tune{did_you_mean(closest(name, known))}")
         elif not (text or name in ranges_of_row):
             errors.append(f"{name} has no declared range: write {name}=low..high, {name}=low..high:log or {name}=a,b,c")
         else:
@@ -115,14 +114,6 @@ def ranges(options: Options, wanted: Iterable[str]) -> list[Range]:
             errors or [f"no ranges are declared for {options.config} or agent_type={options.agent_type}: give --ranges"]
         )
     return parsed
-
-
-def _ranges_of_row(options: Options) -> Mapping[str, str]:
-    """Return the declared ranges of the row; if there are none, those of its agent for options that the row has."""
-    known = declared(options)
-    return RANGES.get(options.config) or {
-        name: text for name, text in RANGES.get(options.agent_type, {}).items() if name in known
-    }
 
 
 def _range(options: Options, name: str, text: str) -> Range:

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.ops.exploration import geometric, linear, ornstein_uhlenbeck
+from core.ops.actions import geometric, linear, ornstein_uhlenbeck
 
 
 @frozen_dataclass

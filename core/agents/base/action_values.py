@@ -1,24 +1,27 @@
-"""The part that agents of action values share: acting, exploration and the schedule of epsilon.
+"""The parts that agents of action values share: acting and exploration; and for those with a target, updates.
 
 Each agent's own file says how its model's output becomes action values, and how it learns.
 """
 
-from typing import Any, Literal
+from abc import abstractmethod
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agent import ActorOutput, Agent, AgentParams
+from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_learner_output
+from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
-from core.learning.optimizer import OptimizerParams
-from core.model import draw_noise_per_row
-from core.ops.action_masks import mask_actions, mask_actions_of_arrays
-from core.ops.exploration import epsilon_greedy, ladder, linear
-from core.specs import Discrete
-from core.types import State, TimeStep
+from core.device.torch_runtime import on_device
+from core.learning.gradients import Loss
+from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater, UpdateCounter
+from core.model import disable_host_sync, draw_noise_per_row
+from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions, mask_actions_of_arrays
+from core.ops.returns import bootstrap_position, munchausen_bonus, n_step_return
+from core.specs import Discrete, WindowKind, WindowSpec
+from core.types import ACTION_MASK, Batch, State, TimeStep, Window, batch_size, slice_batch
 
 
 @frozen_dataclass
@@ -127,3 +130,108 @@ class ActionValueAgent(Agent):
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> EpsilonGreedy | None:
         epsilon = self.params.evaluation_epsilon
         return EpsilonGreedy(self.params, np.full(num_envs, epsilon), generator, training=False) if epsilon else None
+
+
+@frozen_dataclass
+class QLearningParams(ActionValueParams):
+    batch_size: int = Field(default=32, ge=1, le=65_536)
+    """Windows in a batch (Nature DQN: 32, Ape-X: 512)."""
+    n_step: int = Field(default=3, ge=1, le=100)
+    """Steps of the return before it bootstraps (Rainbow, Ape-X: 3)."""
+    double_q: bool = True
+    """Choose the bootstrap action with the online network and evaluate it with the target."""
+    target_update_period: int = Field(default=2_500, ge=1, le=10**9)
+    """Updates between updates of the target (Nature DQN, which copies every 10 k agent steps, and Ape-X: 2,500)."""
+    target_update_tau: float = Field(default=1.0, gt=0, le=1)
+    """Weight of the online network in an update of the target; 1 copies it."""
+
+
+@frozen_dataclass
+class MunchausenParams:
+    """Options of agents whose targets may be Munchausen's (2007.14430).
+
+    Of an n-step return only the first reward has the bonus, as in BTR (2411.03820).
+    """
+
+    munchausen_alpha: float = Field(default=0.0, ge=0, le=1)
+    """Weight of the scaled log-policy that is added to rewards (Munchausen: 0.9); 0 is off, also for what follows."""
+    munchausen_temperature: float = Field(default=0.03, gt=0, le=1e6)
+    """Temperature of the soft policy softmax(q / temperature) of the target (Munchausen: 0.03)."""
+    munchausen_clip: float = Field(default=-1.0, ge=-1e9, le=0)
+    """Smallest scaled log-policy; smaller ones are clipped (Munchausen: -1)."""
+
+    def munchausen_problems(self) -> list[str]:
+        """Return why Munchausen's target does not fit the other options."""
+        if not self.munchausen_alpha or not getattr(self, "double_q", False):
+            return []
+        return [
+            f"agent.munchausen_alpha={self.munchausen_alpha} needs agent.double_q=False: its target "
+            "averages over a soft policy and chooses no action"
+        ]
+
+
+class QLearning(ActionValueAgent):
+    """Base of agents with a target network, whose windows are n-step transitions unless a subclass says otherwise."""
+
+    window_kinds: ClassVar[tuple[WindowKind, ...]] = ("transitions",)
+
+    # stored fields and sampled windows --------------------------------------------------------------------------------
+    @property
+    def window(self) -> WindowSpec:
+        return WindowSpec.transition(self.params.n_step)
+
+    # learning ---------------------------------------------------------------------------------------------------------
+    def init_learner(self) -> None:
+        self.target = self._make_target()
+        self._optimizer = Optimizer(self.model.parameters(), self.params)
+        self._updates = UpdateCounter()
+        self._update_target = TargetUpdater(self.params.target_update_period, self.params.target_update_tau)
+
+    def transitions(self, window: Window) -> TransitionBatch:
+        """Return the n-step transitions of windows, with observations as they are stored."""
+        returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
+        observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
+        fields = [window.actions[0], returns, discounts]
+        if self.spec.has_action_mask:
+            masks = window.extras[ACTION_MASK]  # [n + 1, B, A]
+            position = bootstrap_position(window.lasts)[None, :, None].expand(1, -1, masks.shape[2])
+            fields += [masks[0], masks.gather(0, position)[0]]
+        action, returns, discounts, *legal = (field.to(self.device) for field in fields)
+        return TransitionBatch(observations[0], action, returns, discounts, observations[1], *legal)
+
+    def munchausen_bonus(self, values: Tensor, transitions: TransitionBatch) -> Tensor:
+        """Return Munchausen's addition [B] to the rewards, given the target network's values [B, A] of all actions."""
+        params, values = self.params, mask_actions(values, transitions.legal)
+        return munchausen_bonus(
+            values, transitions.action, params.munchausen_alpha, params.munchausen_temperature, params.munchausen_clip
+        )
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> Loss:
+        """Compute the mean loss of the windows, their priorities, and statistics that are means too."""
+
+    def learn(self, batch: Batch) -> LearnerOutput:
+        self.set_training(True)
+        total, grad_norm, applied = self._optimizer.minimise(
+            batch_size(batch), lambda part: self.loss(slice_batch(batch, part))
+        )
+        target, online = (list(network.state_dict().values()) for network in (self.target, self.model))
+        self._update_target(target, online, self._updates.next(), applied)
+        statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": self._optimizer.rate, **total.statistics}
+        return make_learner_output(statistics, total.priorities, applied)
+
+    def prepare_updates(self, count: int) -> None:
+        for network in (self.target, self.model):
+            disable_host_sync(network)
+        self._update_target.plan(self._updates.made + 1, count, self.device)
+        self._optimizer.plan(count)
+        self._updates.plan(count)
+
+    # checkpoint -------------------------------------------------------------------------------------------------------
+    def checkpoint_parts(self) -> dict[str, Any]:
+        return {"model": self.model, "target": self.target, "optimizer": self._optimizer, "updates": self._updates}
+
+
+def select_actions(output: Tensor, actions: Tensor) -> Tensor:
+    """Return the outputs [B, N] of actions [B] among outputs [B, A, N]."""
+    return output.gather(1, actions[:, None, None].expand(-1, 1, output.shape[2]))[:, 0]

@@ -22,10 +22,11 @@ from torch import Tensor
 from core.agent import ActorOutput, Agent, AgentParams
 from core.agents.base.continuous_control import ActionRange
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
-from core.learning.optimizer import Loss, Optimizer, OptimizerName, OptimizerParams
+from core.device.torch_runtime import on_device
+from core.learning.gradients import Loss
+from core.learning.optimizer import Optimizer, OptimizerName, OptimizerParams
 from core.model import Model, disable_host_sync
-from core.ops.action_masks import mask_actions, mask_actions_of_arrays
+from core.ops.actions import mask_actions, mask_actions_of_arrays
 from core.ops.policy_distributions import (
     Categorical,
     ChoicesAndNumbers,
@@ -210,12 +211,8 @@ class ActorCriticAgent(Agent):
         self._optimizer.plan(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+    def checkpoint_parts(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self._optimizer}
 
 
 def _likeliest(policy: MultiCategorical, logits: Tensor) -> Tensor:

@@ -12,16 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_learner_output
 from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
-from core.agents.base.flat_parameters import FlatParameters
+from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
-from core.device.transfers import on_device
-from core.learning.optimizer import Loss, Optimizer, OptimizerParams
-from core.learning.schedules import UpdateCounter
-from core.learning.target_network import TargetUpdater
+from core.device.torch_runtime import on_device
+from core.learning.gradients import Loss
+from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater, UpdateCounter
 from core.model import PolicyAndCritic
 from core.ops.returns import n_step_return
 from core.specs import Continuous, WindowSpec
@@ -52,20 +51,6 @@ class ControlAgentParams(ActionNoiseParams, OptimizerParams, AgentParams):
     """Weight of the online network in an update of the targets; 1 copies it (DDPG: 0.001)."""
     policy_update_period: int = Field(default=1, ge=1, le=10_000)
     """Updates of the critic for one of policy and targets (TD3: 2)."""
-
-
-class TransitionBatch(NamedTuple):
-    """A batch of n-step transitions. Observations are preprocessed, actions in -1 .. 1."""
-
-    observation: Tensor  # [B, ...]
-    action: Tensor  # [B, A]
-    returns: Tensor  # [B] R of n_step_return
-    bootstrap_discounts: Tensor  # [B] D of n_step_return: the target is R + D * bootstrap
-    next_observation: Tensor  # [B, ...] that the target bootstraps from
-
-    def select(self, part: slice | None) -> "TransitionBatch":
-        """Return some of the transitions. If `part` is None, return all."""
-        return self if part is None else TransitionBatch(*(field[part] for field in self))
 
 
 class CriticLosses(NamedTuple):
@@ -199,7 +184,7 @@ class ContinuousControl(Agent):
         return (made + count) // period - made // period
 
     def transitions(self, batch: Batch) -> TransitionBatch:
-        """Return the n-step transitions of a batch."""
+        """Return the n-step transitions of a batch, with preprocessed observations."""
         window = batch.window.to(self.device)
         returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
         observation, next_observation = (self.model.preprocess(each) for each in window.observations)  # of [2, B, ...]
@@ -207,21 +192,9 @@ class ContinuousControl(Agent):
         return TransitionBatch(observation, action, returns, discounts, next_observation)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "target": self.target.state_dict(),
-            "policy_optimizer": self.policy_optimizer.state_dict(),
-            "critic_optimizer": self.critic_optimizer.state_dict(),
-            "updates": self._updates.made,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.target.load_state_dict(state["target"])
-        self.policy_optimizer.load_state_dict(state["policy_optimizer"])
-        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
-        self._updates.restore(state["updates"])
+    def checkpoint_parts(self) -> dict[str, Any]:
+        optimizers = {"policy_optimizer": self.policy_optimizer, "critic_optimizer": self.critic_optimizer}
+        return {"model": self.model, "target": self.target, **optimizers, "updates": self._updates}
 
 
 class ActionRange:
@@ -261,3 +234,77 @@ def twin_losses(transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor
     values = outputs[:, :, 0]  # [C, B]
     errors = values - (transitions.returns + transitions.bootstrap_discounts * bootstrap[:, :, 0].amin(0))
     return CriticLosses(errors.square().sum(0), errors.detach().abs().mean(0), values)
+
+
+class Deterministic(ContinuousControl):
+    """Base of agents whose policy outputs one action."""
+
+    def smooth_target_action(self, action: Tensor) -> Tensor:
+        """Return the target policy's actions [B, A] as they are bootstrapped from; the default changes nothing."""
+        return action
+
+    @abstractmethod
+    def policy_losses(self, outputs: Tensor) -> Tensor:
+        """Compute the losses [B] of the first critic's outputs [B, N] for the policy's own actions."""
+
+    @torch.no_grad()
+    def bootstrap(self, transitions: TransitionBatch) -> Tensor:
+        observation = transitions.next_observation
+        outputs: Tensor = self.target.critic(observation, self.smooth_target_action(self.target.policy(observation)))
+        return outputs
+
+    def update_policy(
+        self, transitions: TransitionBatch, apply_if: bool | Tensor
+    ) -> tuple[dict[str, Tensor], bool | Tensor]:
+        def differentiate(part: slice | None) -> Loss:
+            observation = transitions.select(part).observation
+            loss = self.policy_losses(self.model.critic[0](observation, self.model.policy(observation))).mean()
+            self.online_vectors.differentiate_policy(loss)
+            return Loss(loss.detach(), {})
+
+        total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
+        grad_norm, applied = self.policy_optimizer.apply(total.loss, apply_if)
+        return {"policy_loss": total.loss, "policy_grad_norm": grad_norm}, applied
+
+
+def value_losses(outputs: Tensor) -> Tensor:
+    """Compute - Q(s, mu(s)) of a critic that outputs one value (DDPG: 1509.02971, equation 6)."""
+    return -outputs[:, 0]
+
+
+class FlatParameters:
+    """One vector whose views are the parameters of policy and critics, and another for their gradients.
+
+    An optimiser of `policy` or `critic`, and a target update of `both`, therefore need one operator each. The model
+    gets new parameters, which share the vector's memory and its count of changes (`Tensor._version`).
+    """
+
+    def __init__(self, model: PolicyAndCritic):
+        names, olds = zip(*[item for item in model.named_parameters() if item[0].startswith(("policy.", "critic."))])
+        self.both = torch.cat([old.detach().flatten() for old in olds])
+        gradient, offset = torch.zeros_like(self.both), 0
+        for name, old in zip(names, olds):
+            span = slice(offset, offset + old.numel())
+            new = nn.Parameter(self.both[span].view_as(old), old.requires_grad)
+            new.grad = gradient[span].view_as(old)
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, new)
+            offset += old.numel()
+        self._policy_parameters = list(model.policy.parameters())
+        self._critic_parameters = list(model.critic.parameters())
+        border = sum(parameter.numel() for parameter in self._policy_parameters)
+        self.policy, self.critic = nn.Parameter(self.both[:border]), nn.Parameter(self.both[border:])
+        self.policy.grad, self.critic.grad = gradient[:border], gradient[border:]
+
+    def differentiate_policy(self, loss: Tensor) -> None:
+        """Set the policy's gradient to that of a loss; the critics' gradient stays as it is."""
+        self._differentiate(loss, self.policy, self._policy_parameters)
+
+    def differentiate_critic(self, loss: Tensor) -> None:
+        """Set the critics' gradient to that of a loss."""
+        self._differentiate(loss, self.critic, self._critic_parameters)
+
+    def _differentiate(self, loss: Tensor, vector: nn.Parameter, parameters: list[nn.Parameter]) -> None:
+        assert vector.grad is not None
+        vector.grad.zero_()
+        torch.autograd.backward(loss, inputs=parameters)

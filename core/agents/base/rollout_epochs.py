@@ -13,7 +13,8 @@ from core.agent import AgentParams
 from core.common.settings import frozen_dataclass
 from core.common.tree import tree_leaves, tree_map
 from core.distributed.learner_group import all_reduce_sum
-from core.learning.optimizer import Loss, Optimizer
+from core.learning.gradients import Loss
+from core.learning.optimizer import Optimizer
 
 
 @frozen_dataclass
@@ -29,6 +30,10 @@ class RolloutAgentParams(AgentParams):
     lr_schedule_updates: int | None = Field(default=None, ge=1, le=10**12)
     """Rollouts that a schedule of the learning rate takes; for "step" those between two steps. None takes those of the
     whole run, which follow from steps or updates."""
+
+    @property
+    def steps_per_update(self) -> int:
+        return self.epochs * self.minibatches
 
 
 class Selectable(Protocol):

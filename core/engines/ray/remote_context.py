@@ -16,13 +16,10 @@ import ray
 from core.model import Model
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
-from core.runtime.parameter_store import fill
-from core.runtime.run_counters import RateLimiter, RunCounters
-from core.runtime.run_state import RunState
+from core.runtime.run_state import RateLimiter, RunCounters, RunState, fill
 from core.specs import EnvSpec, WindowSpec
 from core.trajectory.chunk_codec import ChunkFormat, single_actor_layout
-from core.trajectory.layout import Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Window
 

@@ -12,8 +12,14 @@ from pydantic import Field
 
 from core.common.settings import frozen_dataclass
 from core.memories.unrolls.queue import QueueParams, QueueStrategy
-from core.memories.unrolls.strategy import EMPTY_IDS, DrawnUnrolls, MixtureComponent, ReplayStrategy
-from core.memories.unrolls.unroll_memory import UnrollMemory
+from core.memories.unrolls.unroll_memory import (
+    EMPTY_IDS,
+    DrawnUnrolls,
+    MixtureComponent,
+    UnrollMemory,
+    ids_of,
+    select_ids,
+)
 from core.types import SampleIds
 
 
@@ -27,50 +33,36 @@ class CircularParams(QueueParams):
     """Times that each unroll is learnt from (K of IMPACT: 2)."""
 
 
-class CircularStrategy(ReplayStrategy):
-    """A strategy that gives whole batches, each several times."""
+class CircularStrategy(QueueStrategy):
+    """A strategy that gives whole batches, each several times. Fresh unrolls wait in the queue that it extends."""
 
     Params = CircularParams
     params: CircularParams
 
     def __init__(self, params: CircularParams, memory: Any):
         super().__init__(params, memory)
-        self._queue = QueueStrategy(params, memory)
         self._gathered: SampleIds = EMPTY_IDS  # of the next fresh batch
         self._batches: list[SampleIds | None] = [None] * params.num_batches
         self._remaining_uses = np.zeros(params.num_batches, np.int64)
         self._next = 0
 
     @classmethod
-    def ring_unrolls(cls, params: CircularParams, batch_size: int, num_actors: int) -> int:
-        queued = QueueStrategy.ring_unrolls(params, batch_size, num_actors)
-        return queued + 2 * params.num_batches * batch_size * num_actors
-
-    @classmethod
-    def is_rate_limited(cls, params: CircularParams) -> bool:
-        return True
+    def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
+        queued = super().ring_unrolls(params, batch_size, num_actors)
+        return int(queued + 2 * params.num_batches * batch_size * num_actors)
 
     @classmethod
     def max_reuse(cls, params: CircularParams) -> int:
         return params.max_reuse
 
     @classmethod
-    def problems(cls, params: CircularParams, share: int) -> list[str]:
+    def problems(cls, params: Any, share: int) -> list[str]:
         if params.on_full in ("block", "keep_latest"):
             return []
         return [
             f"on_full={params.on_full} does not suit a circular memory, whose batches stay in the rings: "
             "set block or keep_latest"
         ]
-
-    def has_capacity(self) -> bool:
-        return self._queue.has_capacity()
-
-    def on_missed(self, count: int) -> None:
-        self._queue.on_missed(count)
-
-    def insert(self, keys: SampleIds) -> None:
-        self._queue.insert(keys)
 
     def draw(self, count: int) -> DrawnUnrolls | None:
         """Return a whole batch, or part of one to replace unrolls that were overwritten."""
@@ -81,13 +73,10 @@ class CircularStrategy(ReplayStrategy):
                 return self._use(number, count, fresh)
         return None
 
-    def on_overwritten(self, count: int) -> None:
-        self._queue.on_overwritten(count)
-
     def _refill(self, number: int, count: int) -> bool:
         """Replace a batch by a fresh one; return False if the queue does not have enough unrolls."""
         missing = count - len(self._gathered.env_ids)
-        drawn = self._queue.draw(missing) if missing > 0 else None
+        drawn = super().draw(missing) if missing > 0 else None
         if drawn is not None:
             self._gathered = SampleIds(*(np.concatenate(pair) for pair in zip(self._gathered, drawn.keys)))
         if len(self._gathered.env_ids) < count:
@@ -102,17 +91,17 @@ class CircularStrategy(ReplayStrategy):
         assert keys is not None
         whole = self.memory.trajectories.still_valid(*keys).all()
         self._remaining_uses[number] = self._remaining_uses[number] - 1 if whole else 0
-        used = SampleIds(keys.env_ids[:count], keys.step_ids[:count])
+        used = select_ids(keys, slice(count))
         return DrawnUnrolls(used, np.full(len(used.env_ids), fresh))
 
     def statistics(self) -> dict[str, float]:
-        return {**self._queue.statistics(), "remaining_reuses": float(self._remaining_uses.sum())}
+        return {**super().statistics(), "remaining_reuses": float(self._remaining_uses.sum())}
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         batches = [None if keys is None else [*map(np.ndarray.tolist, keys)] for keys in self._batches]
         return {
-            "queue": self._queue.state_dict(),
+            "queue": super().state_dict(),
             "gathered": [*map(np.ndarray.tolist, self._gathered)],
             "batches": batches,
             "uses": self._remaining_uses.tolist(),
@@ -120,10 +109,10 @@ class CircularStrategy(ReplayStrategy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._queue.load_state_dict(state["queue"])
-        self._gathered, self._next = _ids(state["gathered"]), state["next"]
+        super().load_state_dict(state["queue"])
+        self._gathered, self._next = ids_of(state["gathered"]), state["next"]
         self._remaining_uses[:] = state["uses"]
-        self._batches = [None if stored is None else _ids(stored) for stored in state["batches"]]
+        self._batches = [None if stored is None else ids_of(stored) for stored in state["batches"]]
 
 
 class CircularMemory(UnrollMemory):
@@ -135,7 +124,3 @@ class CircularMemory(UnrollMemory):
     @classmethod
     def components(cls, params: CircularParams) -> list[MixtureComponent]:
         return [MixtureComponent(CircularStrategy, params, 1.0)]
-
-
-def _ids(stored: list[list[int]]) -> SampleIds:
-    return SampleIds(*(np.array(column, np.int64) for column in stored))

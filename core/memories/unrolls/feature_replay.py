@@ -23,8 +23,8 @@ from pydantic import Field
 from torch import Tensor
 
 from core.common.settings import frozen_dataclass
-from core.memories.unrolls.strategy import DrawnUnrolls, ReplayStrategy
 from core.memories.unrolls.uniform_unrolls import FifoIndex, replayed, uniform
+from core.memories.unrolls.unroll_memory import DrawnUnrolls, ReplayStrategy, ids_of, select_ids
 from core.memories.unrolls.unroll_slots import UnrollStore
 from core.ops.distances import DISTANCES
 from core.trajectory.ring_buffer import Trajectories
@@ -106,16 +106,16 @@ class FeatureDistanceStrategy(ReplayStrategy):
 
     # insertion --------------------------------------------------------------------------------------------------------
     def insert(self, keys: SampleIds) -> None:
-        self._newest = _select(keys, slice(-1, None))
+        self._newest = select_ids(keys, slice(-1, None))
         if not self._copies:
             self._draw_counts[self._in_rings.insert(keys)] = 0
             return
         done = 0
         while done < len(keys.env_ids) and self._filled < self._copies.capacity:  # which may fall, see UnrollStore
-            self._filled += self._put(np.array([self._filled]), _select(keys, slice(done, done + 1)))
+            self._filled += self._put(np.array([self._filled]), select_ids(keys, slice(done, done + 1)))
             done += 1
         if done < len(keys.env_ids) and self._filled:
-            self._overwrite(_select(keys, slice(done, None)))
+            self._overwrite(select_ids(keys, slice(done, None)))
 
     def _overwrite(self, keys: SampleIds) -> None:
         """Let each unroll overwrite, of elite_batch_size random slots, the one whose features have moved most."""
@@ -129,7 +129,7 @@ class FeatureDistanceStrategy(ReplayStrategy):
             slot = int(slots[distances[slots].argmax()])
             distances[slot], written[slot] = arriving[number], number
         # an unroll that a later one overwrites is not copied
-        self._put(np.array([*written]), _select(keys, [*written.values()]))
+        self._put(np.array([*written]), select_ids(keys, [*written.values()]))
 
     def _put(self, slots: np.ndarray, keys: SampleIds) -> int:
         """Copy unrolls into slots; return how many were still there to be copied."""
@@ -150,7 +150,7 @@ class FeatureDistanceStrategy(ReplayStrategy):
     def draw(self, count: int) -> DrawnUnrolls | None:
         generator, size = self.memory.generator, len(self)
         if self.params.sample_strategy == "uniform" or not size:
-            return uniform(self, generator, count)
+            return uniform(self.keys, size, generator, count)
         slots = generator.choice(size, min(round(self.multiplier * count), size), replace=False)
         if not self._copies:
             slots = slots[self.memory.trajectories.still_valid(*self.keys(slots))]
@@ -175,7 +175,7 @@ class FeatureDistanceStrategy(ReplayStrategy):
         """Return how far the features of unrolls have moved since their states were acted in, [N]."""
         distances = []
         for start in range(0, len(keys.env_ids), MAX_COMPARED):
-            window = store.gather(*_select(keys, slice(start, start + MAX_COMPARED)), self.memory.window)
+            window = store.gather(*select_ids(keys, slice(start, start + MAX_COMPARED)), self.memory.window)
             distances.append(self._distance(self._features(window), window.extras["features"][:-1].float()))
         return np.concatenate(distances)
 
@@ -214,16 +214,12 @@ class FeatureDistanceStrategy(ReplayStrategy):
         self._batches, newest = state["batches"], state["newest"]
         self._in_rings.load_state_dict(state["places"])
         self._filled, self._draw_counts[:] = state["filled"], state["times"]
-        self._newest = None if newest is None else SampleIds(*(np.array(column, np.int64) for column in newest))
+        self._newest = None if newest is None else ids_of(newest)
         if self._copies:
             self._copies.load_state_dict(state["copies"])
 
     def continue_at(self, updates: int) -> None:
         self._batches = updates
-
-
-def _select(keys: SampleIds, which: slice | list[int]) -> SampleIds:
-    return SampleIds(keys.env_ids[which], keys.step_ids[which])
 
 
 # Strategies return the positions of the `count` <= N candidates to keep. Their arguments are the distances that the

@@ -16,9 +16,8 @@ from pydantic import Field, ValidationError
 from core.common.settings import JsonText, frozen_dataclass, sentences
 from core.memories.unrolls.feature_replay import CustomParams, FeatureDistanceStrategy, Insertion, Sampling
 from core.memories.unrolls.queue import QueueParams, QueueStrategy
-from core.memories.unrolls.strategy import MixtureComponent, ReplayStrategy
 from core.memories.unrolls.uniform_unrolls import ReplayParams, ReservoirStrategy, StandardStrategy
-from core.memories.unrolls.unroll_memory import UnrollMemory, shares
+from core.memories.unrolls.unroll_memory import MixtureComponent, ReplayStrategy, UnrollMemory, shares
 from core.memory import MemoryParams
 
 DEFAULT = (

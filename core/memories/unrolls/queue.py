@@ -14,8 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.memories.unrolls.strategy import DrawnUnrolls, MixtureComponent, ReplayStrategy
-from core.memories.unrolls.unroll_memory import UnrollMemory
+from core.memories.unrolls.unroll_memory import DrawnUnrolls, MixtureComponent, ReplayStrategy, UnrollMemory
 from core.memories.unrolls.unroll_slots import UnrollStore
 from core.memory import MemoryParams
 from core.trajectory.ring_buffer import Trajectories
@@ -102,7 +101,7 @@ class QueueStrategy(ReplayStrategy):
         if len(self._waiting) < (count if self._copies else 1):
             return None
         taken = [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
-        self._leave(len(taken))
+        self.memory.shared["taken"][0] += len(taken)
         if self._copies:
             self._drawn_slots += [slot for slot, _ in taken]
         return DrawnUnrolls(SampleIds(*np.array(taken, np.int64).T), np.ones(len(taken), bool))
@@ -139,9 +138,6 @@ class QueueStrategy(ReplayStrategy):
 
     def _drop(self, count: int) -> None:
         self._dropped += count
-        self._leave(count)
-
-    def _leave(self, count: int) -> None:
         self.memory.shared["taken"][0] += count
 
     # checkpoint -------------------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ import torch
 
 from core.common.settings import frozen_dataclass
 from core.common.shared_arrays import SharedArrays
+from core.memories.unrolls.unroll_memory import check_whole_chunks
 from core.memory import Memory, MemoryParams
 from core.specs import ArraySpec, WindowSpec
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Layout
 from core.trajectory.writer import ChunkWriter
 from core.types import Batch, SampleIds
 
@@ -31,11 +32,7 @@ class RolloutMemory(Memory):
     on_policy = True
 
     def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):
-        if window.stride != window.length or layout.chunk_length != window.stride:
-            raise ValueError(
-                f"unrolls are whole chunks: windows of length {window.length} every {window.stride} steps "
-                f"do not fit chunks of {layout.chunk_length}"
-            )
+        check_whole_chunks(layout, window)
         super().__init__(params, layout, window, seed)
         self._shared = SharedArrays({"released": ArraySpec((1,), "int64")})  # rollouts after which actors went on
         self._next = 0  # the next rollout, which only the sampling thread reads and writes
@@ -56,7 +53,7 @@ class RolloutMemory(Memory):
     # actors and learner -----------------------------------------------------------------------------------------------
     def writer(self, actor_ind: int, priorities: Any = None) -> ChunkWriter:
         def has_room() -> bool:
-            return int(self._chunks()[actor_ind]) <= int(self._shared["released"][0])
+            return bool(self._chunks()[actor_ind] <= self._shared["released"][0])
 
         return ChunkWriter(self.trajectories, actor_ind, self.window, room=has_room)
 

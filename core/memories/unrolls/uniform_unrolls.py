@@ -1,12 +1,13 @@
 """Uniform sampling of unrolls: the newest ones (`standard`), or a uniform sample of all of them (`reservoir`)."""
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.memories.unrolls.strategy import DrawnUnrolls, ReplayStrategy
+from core.memories.unrolls.unroll_memory import DrawnUnrolls, ReplayStrategy
 from core.memories.unrolls.unroll_slots import UnrollStore
 from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds
@@ -16,16 +17,6 @@ from core.types import SampleIds
 class ReplayParams:
     capacity: int = Field(default=1_000, ge=1, le=10**7)
     """Unrolls that the rule holds."""
-
-
-class UnrollIndex(Protocol):
-    """A list of unrolls in slots 0 .. len - 1."""
-
-    def __len__(self) -> int: ...
-
-    def keys(self, slots: np.ndarray) -> SampleIds:
-        """Return the unrolls in these slots."""
-        ...
 
 
 class FifoIndex:
@@ -75,7 +66,7 @@ class StandardStrategy(ReplayStrategy):
         self._index.insert(keys)
 
     def draw(self, count: int) -> DrawnUnrolls | None:
-        return uniform(self._index, self.memory.generator, count)
+        return uniform(self._index.keys, len(self._index), self.memory.generator, count)
 
     def statistics(self) -> dict[str, float]:
         return {"standard_size": float(len(self._index))}
@@ -111,10 +102,6 @@ class ReservoirStrategy(ReplayStrategy):
     def __len__(self) -> int:
         return min(self._seen, self._copies.capacity)
 
-    def keys(self, slots: np.ndarray) -> SampleIds:
-        """Return the unrolls in these slots."""
-        return self._copies.keys(slots)
-
     def insert(self, keys: SampleIds) -> None:
         for env_id, step_id in zip(*keys):
             filling = self._seen < self._copies.capacity
@@ -126,7 +113,7 @@ class ReservoirStrategy(ReplayStrategy):
             self._seen += 1
 
     def draw(self, count: int) -> DrawnUnrolls | None:
-        return uniform(self, self.memory.generator, count)
+        return uniform(self._copies.keys, len(self), self.memory.generator, count)
 
     def statistics(self) -> dict[str, float]:
         return {"reservoir_size": float(len(self)), "reservoir_inserted": float(self._seen)}
@@ -139,9 +126,11 @@ class ReservoirStrategy(ReplayStrategy):
         self._copies.load_state_dict(state["copies"])
 
 
-def uniform(index: UnrollIndex, generator: np.random.Generator, count: int) -> DrawnUnrolls | None:
-    """Draw `count` unrolls with replacement; if there are none, return None."""
-    return replayed(index.keys(generator.integers(len(index), size=count))) if len(index) else None
+def uniform(
+    keys: Callable[[np.ndarray], SampleIds], size: int, generator: np.random.Generator, count: int
+) -> DrawnUnrolls | None:
+    """Draw `count` of the `size` unrolls whose slots `keys` takes, with replacement; if size is 0, return None."""
+    return replayed(keys(generator.integers(size, size=count))) if size else None
 
 
 def replayed(keys: SampleIds) -> DrawnUnrolls:

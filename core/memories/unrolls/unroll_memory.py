@@ -5,23 +5,152 @@ Strategies work on keys. The steps stay in the actors' rings, once, unless a str
 Such a strategy keeps copies in slots of its own.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from core.common.shared_arrays import SharedArrays
-from core.memories.unrolls.strategy import EMPTY_DRAW, DrawnUnrolls, MixtureComponent, ReplayStrategy
+from core.memories.uniform import ATTEMPTS, check_batch_size
 from core.memories.unrolls.unroll_slots import slots_bytes
-from core.memories.window_starts import ATTEMPTS, check_batch_size
 from core.memory import Memory
 from core.specs import ArraySpec, WindowKind, WindowSpec
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Batch, SampleIds, Window
+
+EMPTY_IDS = SampleIds(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def select_ids(keys: SampleIds, which: slice | list[int] | np.ndarray) -> SampleIds:
+    """Return some of the unrolls."""
+    return SampleIds(keys.env_ids[which], keys.step_ids[which])
+
+
+def ids_of(columns: list[list[int]]) -> SampleIds:
+    """Return the unrolls of a checkpoint: environment and step ids as lists."""
+    return SampleIds(*(np.array(column, np.int64) for column in columns))
+
+
+class DrawnUnrolls(NamedTuple):
+    """B unrolls that a strategy has chosen."""
+
+    keys: SampleIds  # of their first steps in ReplayStrategy.store
+    fresh: np.ndarray  # [B] bool, drawn for the first time
+
+
+EMPTY_DRAW = DrawnUnrolls(EMPTY_IDS, np.zeros(0, bool))
+
+
+class ReplayStrategy(ABC):
+    """A way to keep and to sample unrolls. An UnrollMemory (unroll_memory.py) has one or more strategies.
+
+    All state lives on the learner's side, in the thread that samples. A strategy works with the trajectories, window,
+    layout, generator and features_of of `memory`, the UnrollMemory that it belongs to.
+    """
+
+    Params: ClassVar[type]  # frozen dataclass: settings of the strategy in a replay list
+    # True if frames of copies may be compressed; then fewer copies are kept when their frames do not fit.
+    packs: ClassVar[bool] = True
+
+    def __init__(self, params: Any, memory: Any):
+        self.params, self.memory = params, memory
+
+    # requirements -----------------------------------------------------------------------------------------------------
+    @classmethod
+    def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
+        """Return the unrolls that the rings of all actors must hold, at least those that arrive during a batch."""
+        return 2 * batch_size * num_actors
+
+    @classmethod
+    def slots(cls, params: Any) -> int:
+        """Return the number of unrolls of which the strategy keeps copies."""
+        return 0
+
+    @classmethod
+    def is_rate_limited(cls, params: Any) -> bool:
+        """Return True if the strategy limits samples per insert itself."""
+        return False
+
+    @classmethod
+    def max_reuse(cls, params: Any) -> int:
+        """Return how often at most an unroll is sampled, if the strategy is rate limited."""
+        return 1
+
+    @classmethod
+    def needs_features(cls, params: Any) -> bool:
+        """Return True if the strategy compares features of unrolls."""
+        return False
+
+    @classmethod
+    def problems(cls, params: Any, share: int) -> list[str]:
+        """Return what is wrong with these settings if the strategy gives `share` unrolls of each batch."""
+        return []
+
+    # sampling ---------------------------------------------------------------------------------------------------------
+    @property
+    def store(self) -> Trajectories:
+        """Return where the unrolls lie that `draw` returns."""
+        trajectories: Trajectories = self.memory.trajectories
+        return trajectories
+
+    def has_capacity(self) -> bool:
+        """Return True if an actor may begin a chunk.
+
+        Actors call this in their own processes, so it may read shared memory only.
+        """
+        return True
+
+    def on_missed(self, count: int) -> None:
+        """Note that `count` unrolls were overwritten before any strategy saw them."""
+
+    @abstractmethod
+    def insert(self, keys: SampleIds) -> None:
+        """Take in unrolls that have just arrived in the rings."""
+
+    @abstractmethod
+    def draw(self, count: int) -> DrawnUnrolls | None:
+        """Return 1 to `count` unrolls; if there is none, return None."""
+
+    def on_overwritten(self, count: int) -> None:
+        """Note that `count` unrolls drawn for the first time were overwritten before they were read."""
+
+    def on_batch_complete(self) -> None:
+        """Note that everything drawn has been read into a batch."""
+
+    def statistics(self) -> dict[str, float]:
+        """Return what the learner logs of this strategy."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as tensors and plain values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from state_dict."""
+
+    def continue_at(self, updates: int) -> None:
+        """Advance schedules to this number of updates, as in Memory.continue_at."""
+
+
+class MixtureComponent(NamedTuple):
+    """A strategy and its share of every batch."""
+
+    strategy: type[ReplayStrategy]
+    params: Any
+    ratio: float
+
+
+def check_whole_chunks(layout: Layout, window: WindowSpec) -> None:
+    """Raise ValueError for windows that are not whole chunks."""
+    if window.stride != window.length or layout.chunk_length != window.stride:
+        raise ValueError(
+            f"unrolls are whole chunks: windows of length {window.length} every {window.stride} steps "
+            f"do not fit chunks of {layout.chunk_length}"
+        )
 
 
 class UnrollMemory(Memory):
@@ -30,11 +159,7 @@ class UnrollMemory(Memory):
     window_kinds: ClassVar[tuple[WindowKind, ...]] = ("unrolls",)
 
     def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):
-        if window.stride != window.length or layout.chunk_length != window.stride:
-            raise ValueError(
-                f"unrolls are whole chunks: windows of length {window.length} every {window.stride} steps "
-                f"do not fit chunks of {layout.chunk_length}"
-            )
+        check_whole_chunks(layout, window)
         super().__init__(params, layout, window, seed)
         self.shared = SharedArrays({"taken": ArraySpec((1,), "int64")})  # unrolls that have left a queue
         components = self._ordered(params)
@@ -222,10 +347,7 @@ class UnrollMemory(Memory):
             strategy.load_state_dict(stored)
         unrolls = state["unrolls"]
         self._seen[:], self.shared["taken"][0] = unrolls["seen"], unrolls["taken"]
-        self._pending = [
-            DrawnUnrolls(SampleIds(np.array(env_ids, np.int64), np.array(step_ids, np.int64)), np.array(fresh, bool))
-            for env_ids, step_ids, fresh in unrolls["held"]
-        ]
+        self._pending = [DrawnUnrolls(ids_of(stored), np.array(fresh, bool)) for *stored, fresh in unrolls["held"]]
 
     def continue_at(self, updates: int) -> None:
         for strategy in self.strategies:
@@ -266,7 +388,7 @@ def _ring_unrolls(components: Iterable[MixtureComponent], batch_size: int, num_a
 
 
 def _select(drawn: DrawnUnrolls, which: slice | np.ndarray) -> DrawnUnrolls:
-    return DrawnUnrolls(SampleIds(drawn.keys.env_ids[which], drawn.keys.step_ids[which]), drawn.fresh[which])
+    return DrawnUnrolls(select_ids(drawn.keys, which), drawn.fresh[which])
 
 
 def _concatenate_draws(draws: Sequence[DrawnUnrolls]) -> DrawnUnrolls:

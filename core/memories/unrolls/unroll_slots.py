@@ -9,35 +9,30 @@ import torch
 
 from core.specs import ArraySpec
 from core.trajectory.frame_compression import COPIES_RATIO, RAW, CorruptedBlock, compress, decompressed
-from core.trajectory.layout import STORAGE, Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.ring_buffer import STORAGE, Layout, Trajectories
 from core.types import SampleIds
 
 
-def slots_layout(ring: Layout, slots: int, length: int) -> Layout:
-    """Return the layout of copies, one environment a slot.
+def slots_layout(ring: Layout, slots: int, length: int, packs: bool) -> tuple[Layout, int]:
+    """Return the layout of copies, one environment a slot, and the most bytes that compressed frames may take.
 
-    A slot holds the steps of an unroll, its bootstrap step, and earlier frames that its first frame stack needs.
+    A slot holds the steps of an unroll, its bootstrap step, and earlier frames that its first frame stack needs. If
+    frames are compressed, the layout is without them; if they stay raw, the number of bytes is 0.
     """
     steps = max(ring.frame_stack - 1, 0) + length + 1
-    return dataclasses.replace(
+    layout = dataclasses.replace(
         ring, num_actors=slots, num_envs=1, ring_length=steps, chunk_length=steps, storage=STORAGE, arena_bytes=0
     )
-
-
-def packed_layout(ring: Layout, slots: int, length: int) -> tuple[Layout, int]:
-    """Return the layout of copies without frames, and the most bytes that their compressed frames may take."""
-    layout = slots_layout(ring, slots, length)
+    if ring.storage.frame_compression == RAW or not packs:
+        return layout, 0
     fields = {name: spec for name, spec in ring.fields.items() if name != "frame"}
-    max_bytes = layout.num_slots * ring.fields["frame"].nbytes // COPIES_RATIO
+    max_bytes = max(layout.num_slots * ring.fields["frame"].nbytes // COPIES_RATIO, 1)
     return dataclasses.replace(layout, fields=fields), max_bytes
 
 
 def slots_bytes(ring: Layout, slots: int, length: int, packs: bool) -> int:
     """Return the bytes that an UnrollStore takes at most."""
-    if ring.storage.frame_compression == RAW or not packs:
-        return slots_layout(ring, slots, length).nbytes
-    layout, max_bytes = packed_layout(ring, slots, length)
+    layout, max_bytes = slots_layout(ring, slots, length, packs)
     return layout.nbytes + max_bytes
 
 
@@ -58,8 +53,7 @@ class CompressedFrames:
         self._blocks[slot], self.used = block, used
         return True
 
-    def holds(self, slot: int) -> bool:
-        """Return True if frames were stored in this slot."""
+    def __contains__(self, slot: int) -> bool:
         return slot in self._blocks
 
     def take(self, slots: np.ndarray, step_ids: np.ndarray) -> np.ndarray:
@@ -99,10 +93,10 @@ class CompressedFrames:
 class PackedTrajectories(Trajectories):
     """Slots whose frames are compressed."""
 
-    def __init__(self, ring: Layout, slots: int, length: int):
-        layout, self._max_bytes = packed_layout(ring, slots, length)
+    def __init__(self, layout: Layout, max_bytes: int, ring: Layout):
         super().__init__(layout)
-        self._frame, self._level = ring.fields["frame"], ring.storage.compression_level
+        self._max_bytes, self._frame = max_bytes, ring.fields["frame"]
+        self._level = ring.storage.compression_level
 
     @cached_property
     def frames(self) -> CompressedFrames:  # type: ignore[override]
@@ -127,9 +121,8 @@ class UnrollStore:
         """Allocate the slots; if `packs` is False, frames stay raw even if the ring compresses them."""
         self._ring, self._length, self.capacity = ring, length, slots
         self._earlier_steps = max(ring.layout.frame_stack - 1, 0)  # of a slot, before its unroll
-        self._packed, layout = packs and ring.layout.storage.frame_compression != RAW, ring.layout
-        raw_layout = slots_layout(layout, slots, length)
-        self.store = PackedTrajectories(layout, slots, length) if self._packed else Trajectories(raw_layout)
+        layout, max_bytes = slots_layout(ring.layout, slots, length, packs)
+        self.store = PackedTrajectories(layout, max_bytes, ring.layout) if max_bytes else Trajectories(layout)
         self.store.arrays["written"][:, 0] = self.store.layout.ring_length  # a checkpoint stores all slots
 
     def keys(self, slots: np.ndarray) -> SampleIds:
@@ -150,9 +143,13 @@ class UnrollStore:
         frames = self._ring.take_frames(env_ids, step_ids, ring_slots)
         states = self._ring.states(ring_slots[:, self._earlier_steps])
         stored = self._ring.still_valid(*keys)
-        if self._packed:
+        if isinstance(self.store, PackedTrajectories):
+            packed = self.store.frames
             for number in np.flatnonzero(stored):
-                stored[number] = self._pack(int(slots[number]), frames[number])
+                slot = int(slots[number])
+                stored[number] = packed.put(slot, frames[number])
+                if not stored[number] and slot not in packed:
+                    self.capacity = max(min(self.capacity, slot), 1)
         else:
             copies["frame"] = frames
         for name, copy in copies.items():
@@ -160,15 +157,6 @@ class UnrollStore:
         for name, state in zip(self._ring.layout.state_fields, states):
             self.store.arrays[name][slots[stored], 0, 0] = state.numpy()[stored]
         return stored
-
-    def _pack(self, slot: int, frames: np.ndarray) -> bool:
-        copies = self.store.frames
-        assert isinstance(copies, CompressedFrames)
-        if copies.put(slot, frames):
-            return True
-        if not copies.holds(slot):
-            self.capacity = max(min(self.capacity, slot), 1)
-        return False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the copies as tensors and plain values."""

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from core.acting.joint_actions import JointActionsEnv, split_joint_actions
-from core.env import Env
-from core.envs.argument_checks import reset_timestep
+from core.acting.validated_env import JointActionsEnv, split_joint_actions
+from core.env import Env, reset_timestep
 from core.runtime.options import make_env
 from core.specs import ArraySpec, Discrete, EnvSpec, MultiDiscrete
 from tests.choices import NVEC

@@ -9,7 +9,7 @@ from torch import nn
 
 from core.agents.dqn import DQN, DQNParams
 from core.model import Model
-from core.runtime.run_counters import RateLimiter, RateLimiterParams, RunCounters
+from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import Batch, SampleIds, TimeStep, Window
 

@@ -10,11 +10,10 @@ import torch
 from core.agents.r2d2 import R2D2, R2D2Params
 from core.envs.recall import RecallEnv, RecallParams
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
-from core.model import restart
 from core.models.r2d2 import R2D2MLP
 from core.specs import ArraySpec, Discrete, EnvSpec
-from core.trajectory.layout import Layout
-from core.types import Batch, OARInputs, SampleIds, Window
+from core.trajectory.ring_buffer import Layout
+from core.types import Batch, OARInputs, SampleIds, Window, restart
 
 SPEC = EnvSpec("numbers", ArraySpec((3,), "float32"), 0, Discrete(3))
 COLUMNS, HIDDEN = 40, 8

@@ -11,8 +11,7 @@ from torch import nn
 from core.agents.dqn import DQN, DQNParams
 from core.agents.rainbow import Rainbow, RainbowParams
 from core.model import Model
-from core.models.dqn import DQNMLP
-from core.models.rainbow import RainbowMLP
+from core.models.dqn import DQNMLP, RainbowMLP
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import Batch, SampleIds, TimeStep, Window
 from tests.core.distributions import algorithm_1, quantile_sum, softmax

@@ -54,7 +54,9 @@ def a_device_without_values(monkeypatch):
         self._planned_lr = self._planned.take()
         return norm, torch.isfinite(norm + loss.detach()) & wanted
 
-    monkeypatch.setattr("core.device.transfers._staged", lambda source: source)  # pinned memory exists with CUDA only
+    monkeypatch.setattr(
+        "core.device.torch_runtime._staged", lambda source: source
+    )  # pinned memory exists with CUDA only
     monkeypatch.setattr(torch, "Generator", HostGenerator)
     monkeypatch.setattr(Optimizer, "apply", apply)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from core.device import compiled_work
-from core.device.compiled_work import CompiledCallable, is_recording, missing_compiler, record
-from core.learning.graphed_update import GraphedUpdate, StagedBatches
+from core.device import recorded_work
+from core.device.recorded_work import CompiledCallable, is_recording, missing_compiler, record
 from core.learning.optimizer import Optimizer, OptimizerParams
+from core.learning.updates import GraphedUpdate, StagedBatches
 from tests.core.distributed.test_two_learners import flat
 from tests.core.learning.test_precision import AGENTS, make_agent, make_batches
 
@@ -68,7 +68,7 @@ QUICK = "dqn", "td3", "sac", "impala"  # to record the others takes long
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in AGENTS if name not in QUICK)]
 )
 def test_recorded_updates_equal_eager_ones_also_after_a_resume(name, monkeypatch, tmp_path):
-    monkeypatch.setattr(compiled_work, "_compile", without_compiler)
+    monkeypatch.setattr(recorded_work, "_compile", without_compiler)
     recorded = lambda work, cycle: CompiledCallable(work, tmp_path, cycle)  # noqa: E731
     first, again = trained(name, 16, recorded, **SMOOTH), trained(name, 16, None, **SMOOTH)
     assert_alike(first, again, 1e-5)
@@ -77,7 +77,7 @@ def test_recorded_updates_equal_eager_ones_also_after_a_resume(name, monkeypatch
 
 def test_recorded_updates_in_bfloat16_follow_the_weights_of_both_networks(monkeypatch, tmp_path):
     """TD3's target moves in every other piece of the record only, so the pieces cannot share copies of its weights."""
-    monkeypatch.setattr(compiled_work, "_compile", without_compiler)
+    monkeypatch.setattr(recorded_work, "_compile", without_compiler)
     recorded = lambda work, cycle: CompiledCallable(work, tmp_path, cycle)  # noqa: E731
     settings = {"bf16": True, "target_update_period": 1, "learning_rate": 0.01, "smoothing_scale": 0.0}
     assert_alike(trained("td3", 16, recorded, **settings), trained("td3", 16, None, **settings), 1e-3)
@@ -104,7 +104,7 @@ def test_random_numbers_that_are_drawn_between_calls_do_not_repeat(monkeypatch, 
         torch.set_rng_state(state)
         return without_compiler(graph, tensors, cache, threads)
 
-    monkeypatch.setattr(compiled_work, "_compile", set_back)
+    monkeypatch.setattr(recorded_work, "_compile", set_back)
     total, drawn = torch.zeros(1), []
     call = CompiledCallable(lambda: total.add_(1), tmp_path)
     torch.manual_seed(1)
@@ -137,7 +137,7 @@ def test_shared_memory_is_one_input_whose_views_see_every_change():
 
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1, "optimizer_eps": 1e-8}])
 def test_a_recorded_step_of_adam_equals_torchs_own(settings, monkeypatch, tmp_path):
-    monkeypatch.setattr(compiled_work, "_compile", without_compiler)
+    monkeypatch.setattr(recorded_work, "_compile", without_compiler)
 
     def stepped(compiled):
         torch.manual_seed(0)
@@ -161,7 +161,7 @@ def test_a_recorded_step_of_adam_equals_torchs_own(settings, monkeypatch, tmp_pa
 
 
 def test_work_is_recorded_once_after_a_warm_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiled_work, "_compile", without_compiler)
+    monkeypatch.setattr(recorded_work, "_compile", without_compiler)
     total, calls = torch.zeros(()), []
 
     def work():
@@ -181,7 +181,7 @@ def test_calls_stay_eager_while_the_compiler_works_in_the_background(tmp_path, m
         assert may_end.wait(60)
         return lambda: compiled_calls.append(total.add_(1))
 
-    monkeypatch.setattr(compiled_work, "_compile", compile_slowly)
+    monkeypatch.setattr(recorded_work, "_compile", compile_slowly)
     compiled = CompiledCallable(lambda: total.add_(1), tmp_path, in_background=True)
     for _ in range(50):
         compiled()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.acting.graphed_inference import capture_forward
-from core.device.cuda_graph import WARM_UP
+from core.device.recorded_work import WARM_UP
 from core.learning.batch_source import InPlaceBatchSource
 from tests.core.acting import test_graphed_inference
 from tests.core.learning import test_staged_update

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.acting.env_conformance import random_actions
+from core.acting.validated_env import random_actions
 from core.checkpoint import run_checkpoint
 from core.runtime.context import Context
 from core.single_processes.learner import learner

@@ -9,9 +9,9 @@ import torch
 
 from core.agents.iqn import IQN
 from core.distributed.learner_group import SingleLearner, state_digest
-from core.learning import gradient_exchange
+from core.learning import gradients
+from core.models.dqn import RainbowMLP
 from core.models.iqn import IQNMLP
-from core.models.rainbow import RainbowMLP
 from core.types import slice_batch
 from tests.core import resident_agents
 from tests.core.learning import test_staged_update
@@ -29,7 +29,7 @@ PLANNED = ["dqn", "dqn, rmsprop", "rainbow", "sac"]  # updates of which one can 
 def float64():
     """Compute in float64, without noise in networks, and draw the same values for a window in every batch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradient_exchange, "BUCKET_BYTES", 256)  # so that small networks have several buckets
+        patch.setattr(gradients, "BUCKET_BYTES", 256)  # so that small networks have several buckets
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         patch.setattr(torch, "randn_like", lambda tensor: (3 * tensor.detach()).sin())
         patch.setitem(resident_agents.NETWORKS, RainbowMLP, {"hidden": 16, "noisy": False})

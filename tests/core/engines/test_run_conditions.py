@@ -6,8 +6,7 @@ import pytest
 
 from core.engines.run_end import Conditions
 from core.runtime.options import LearnerParams
-from core.runtime.run_counters import RunCounters
-from core.runtime.run_state import RunState
+from core.runtime.run_state import RunCounters, RunState
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from core.envs.atari import AtariEnv, AtariParams
-from core.envs.atari_protocols import PROTOCOLS
+from core.envs.atari import PROTOCOLS, AtariEnv, AtariParams
 
 MACHADO = {"protocol": "machado"}
 PLAIN = {"noop_max": 0, "repeat_action_probability": 0.0}

@@ -1,7 +1,7 @@
 import pytest
 
-from core.envs.atari import human_normalized, human_random_scores
-from core.envs.game_names import atari_game, atari_games
+from core.envs.atari import AtariEnv, atari_game, atari_games, human_random_scores
+from core.envs.catch import CatchEnv
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,10 @@ def test_every_game_with_a_human_score_exists():
 
 
 def test_human_normalized_is_zero_for_random_and_one_for_human():
-    assert human_normalized("ALE/Pong-v5", -20.7) == pytest.approx(0.0)  # Wang et al. 2016, table of 30 no-op starts
-    assert human_normalized("pong", 14.6) == pytest.approx(1.0)
-    assert human_normalized("Breakout", 1.7 + 2 * 28.8) == pytest.approx(2.0)
-    assert human_normalized("pacman", 100.0) is None
-    assert human_normalized("CartPole-v1", 500.0) is None
+    # Wang et al. 2016, table of 30 no-op starts
+    assert AtariEnv.human_normalized("ALE/Pong-v5", -20.7) == pytest.approx(0.0)
+    assert AtariEnv.human_normalized("pong", 14.6) == pytest.approx(1.0)
+    assert AtariEnv.human_normalized("Breakout", 1.7 + 2 * 28.8) == pytest.approx(2.0)
+    assert AtariEnv.human_normalized("pacman", 100.0) is None
+    assert AtariEnv.human_normalized("CartPole-v1", 500.0) is None
+    assert CatchEnv.human_normalized("catch", 1.0) is None

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from core.acting.env_conformance import play_randomly, random_actions
-from core.acting.validated_env import ValidatedEnv
+from core.acting.validated_env import ValidatedEnv, play_randomly, random_actions
 from core.envs.gym import GymEnv, GymParams
-from core.envs.mask_reader import InvalidMaskError, MaskReader
+from core.envs.gym_spaces import InvalidPartError, MaskReader
 from core.specs import ArraySpec, Continuous, Discrete, Mixed, MultiDiscrete
 
 
@@ -101,7 +100,7 @@ def test_a_faulty_mask_names_its_stream(legal, mask, message):
 
 def test_streams_without_legal_actions_are_numbered_within_their_actor(legal):
     env = legal([[1, 1, 1], [0, 0, 0], [1, 1, 1]])
-    env._env._streams[0].unwrapped.masks = [[1, 1, 1]] * 3
+    env._env._streams[0].env.unwrapped.masks = [[1, 1, 1]] * 3
     env.reset(1)
     env.set_activity_marker(np.zeros(1), 8)
     with pytest.raises(ValueError, match="action_mask of stream 9 of Legal-v0"):
@@ -149,7 +148,7 @@ def test_a_reader_reads_lists_and_refuses_other_things():
     reader = MaskReader("info", Discrete(3), spaces.Discrete(2))
     assert reader(0, {"action_mask": [1, 0, 1]}).tolist() == [True, False, True]
     for info in ({}, None, {"action_mask": "101"}, {"action_mask": [[1, [0]], 1]}):
-        with pytest.raises(InvalidMaskError):
+        with pytest.raises(InvalidPartError):
             reader(0, info)
     with pytest.raises(ValueError, match="needs choices"):
         MaskReader("info", Continuous(np.zeros(1), np.ones(1)), spaces.Discrete(2))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from core.acting.env_conformance import random_actions
+from core.acting.validated_env import random_actions
 from core.envs.catch import CatchEnv, CatchParams
 from core.envs.recall import RecallEnv, RecallParams
 from core.envs.tictactoe import TicTacToeEnv, TicTacToeParams

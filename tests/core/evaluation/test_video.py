@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from core.agent import ActorOutput
+from core.agents.base.action_values import QLearning
 from core.agents.base.actor_critic import ActorCriticAgent
-from core.agents.base.q_learning import QLearning
 from core.evaluation import video
 from core.evaluation.episodes import RenderedStep
 from core.evaluation.video import (

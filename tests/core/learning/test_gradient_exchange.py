@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from core.distributed.learner_group import LearnerGroup, PeerLostError, active_group
-from core.learning import gradient_exchange
-from core.learning.gradient_exchange import GradientExchange
-from core.learning.optimizer import Loss, MicroBatcher, Optimizer, OptimizerParams, use_microbatches
+from core.distributed.learner_group import LearnerGroup, PeerLostError
+from core.learning import gradients as gradients_module
+from core.learning.gradients import GradientExchange, Loss, MicroBatcher, use_microbatches
+from core.learning.optimizer import Optimizer, OptimizerParams
 
 UNIT = 2.0**-8  # largest relative error of rounding to bfloat16
 
@@ -32,7 +32,7 @@ def exchanged(learner, dtype, in_parts, group):
     """Return gradients and weights of a learner after a step, and how many buckets its backward pass had sent."""
     sent = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gradient_exchange, "BUCKET_BYTES", 64)
+        patch.setattr(gradients_module, "BUCKET_BYTES", 64)
         model = network()
         optimizer = Optimizer(model.parameters(), OptimizerParams(clip_norm=0.0))
         model[0].weight.register_post_accumulate_grad_hook(lambda _: sent.append(len(optimizer._exchange._sent)))
@@ -91,7 +91,7 @@ def test_hooks_of_a_backward_pass_are_gone_after_it():
     exchange._buckets = [[parameter] for parameter in reversed(list(model.parameters()))]
     exchange._number_of = {parameter: number for number, (parameter,) in enumerate(exchange._buckets)}
     group = Alike(sums=100)
-    with active_group(group), pytest.raises(ZeroDivisionError), exchange.overlapped():
+    with pytest.raises(ZeroDivisionError), exchange.overlapped(group):
         raise ZeroDivisionError
     loss_of(model, batch_of(0)).backward()
     assert exchange._sent == [] and group.sums == 100
@@ -117,7 +117,7 @@ class Alike(LearnerGroup):
 
 @pytest.mark.parametrize("sums", [0, 1, 4])
 def test_a_peer_lost_between_buckets_abandons_the_update_and_changes_no_weight(monkeypatch, sums):
-    monkeypatch.setattr(gradient_exchange, "BUCKET_BYTES", 64)
+    monkeypatch.setattr(gradients_module, "BUCKET_BYTES", 64)
     model = network()
     before, optimizer = flat(model.parameters()), Optimizer(model.parameters(), OptimizerParams())
     with pytest.raises(PeerLostError):
@@ -126,7 +126,7 @@ def test_a_peer_lost_between_buckets_abandons_the_update_and_changes_no_weight(m
 
 
 def test_a_step_after_the_first_is_finished_with_the_gradient_of_this_learner(monkeypatch):
-    monkeypatch.setattr(gradient_exchange, "BUCKET_BYTES", 64)
+    monkeypatch.setattr(gradients_module, "BUCKET_BYTES", 64)
     group, model = Alike(5 + 1), network()
     optimizer = Optimizer(model.parameters(), OptimizerParams(clip_norm=0.0))
 

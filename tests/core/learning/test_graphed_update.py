@@ -12,13 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 from core.agent import Agent, LearnerOutput
 from core.agents.dqn import DQN
-from core.device.cuda_graph import WARM_UP, CudaGraphCallable, _nothing_freed
-from core.learning import graphed_update
+from core.device.recorded_work import WARM_UP, CudaGraphCallable, _nothing_freed
+from core.learning import updates as updates_module
 from core.learning.batch_source import InPlaceBatchSource
-from core.learning.graphed_update import DeviceReplayBatches, GraphedUpdate
 from core.learning.optimizer import Optimizer
-from core.learning.updates import EagerMetricAccumulator, MetricAccumulator
-from core.memories.device_replay import DeviceReplay
+from core.learning.updates import DeviceReplayBatches, EagerMetricAccumulator, GraphedUpdate, MetricAccumulator
+from core.memories.uniform import DeviceReplay
 from tests.core.devices import DEVICES, cuda
 from tests.core.recordings import looks
 from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory, optimizers, shared_memory, weights
@@ -197,7 +196,7 @@ def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
     monkeypatch.setattr(
         DeviceReplay, "_shares", lambda self, count: torch.rand(count, dtype=torch.float64, device=self.device)
     )
-    monkeypatch.setattr("core.learning.schedules.upload", lambda array, target: None)
+    monkeypatch.setattr("core.learning.optimizer.upload", lambda array, target: None)
     monkeypatch.setattr(Optimizer, "apply", apply)
     agent = make_agent(name, "meta", optimizer="rmsprop")
     resident = memory.device_class(memory, torch.device("meta"))
@@ -222,7 +221,7 @@ def test_agents_without_prepared_updates_are_not_captured():
 
     agent = Own(DQN.Params(), DISCRETE, lambda: None)
     with pytest.raises(ValueError, match="updates of Own at once cannot be captured"):
-        graphed(agent, None, 1, 1, capture=True)
+        graphed(agent, SimpleNamespace(generators=()), 1, 1, capture=True)
     with pytest.raises(NotImplementedError, match="Own cannot be captured"):
         agent.prepare_updates(1)
 
@@ -331,7 +330,7 @@ def test_a_statistic_of_some_updates_is_the_mean_over_those():
 @pytest.mark.parametrize("look", [1, 7])
 @pytest.mark.parametrize("name", ["r2d2", "dqn"])
 def test_last_steps_of_episodes_are_no_samples(monkeypatch, name, look):
-    monkeypatch.setattr(graphed_update, "IDLE_READ_PERIOD", look)
+    monkeypatch.setattr(updates_module, "IDLE_READ_PERIOD", look)
     agent = make_agent(name)
     memory, true, learn_as_before = make_memory(agent), [], agent.learn
 

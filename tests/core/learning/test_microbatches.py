@@ -10,10 +10,11 @@ from torch import nn
 from core.agent import make_learner_output
 from core.agents.iqn import IQN
 from core.distributed.learner_group import LearnerGroup, active_group
-from core.learning.optimizer import Loss, Optimizer, OptimizerParams
+from core.learning.gradients import Loss
+from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.updates import EagerUpdates
+from core.models.dqn import RainbowMLP
 from core.models.iqn import IQNMLP
-from core.models.rainbow import RainbowMLP
 from core.types import batch_size, slice_batch
 from tests.core import resident_agents
 from tests.core.learning import test_staged_update

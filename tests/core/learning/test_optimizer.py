@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from core.learning.optimizer import Optimizer, OptimizerParams
+from core.learning.optimizer import Optimizer, OptimizerParams, learning_rate
 
 
 def step(parameter, params, state=None):
@@ -58,3 +58,17 @@ def test_steps_do_not_import_the_compiler():
         "sys.exit('torch._dynamo' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[3], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "values"),
+    [
+        ("constant", [1.0, 1.0, 1.0, 1.0]),
+        ("linear", [1.0, 0.6, 0.2, 0.2]),
+        ("polynomial", [1.0, 0.2 + 0.8 * 0.5**0.5, 0.2, 0.2]),
+        ("step", [1.0, 1.0, 0.5, 0.2]),
+    ],
+)
+def test_learning_rate_schedules_start_and_end_as_configured(schedule, values):
+    params = OptimizerParams(learning_rate=1.0, lr_end=0.2, lr_schedule=schedule, lr_schedule_updates=10, lr_decay=0.5)
+    assert [learning_rate(params, update) for update in (0, 5, 10, 30)] == pytest.approx(values)

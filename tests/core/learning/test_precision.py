@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 
 from core.agents.ddpg import DDPG
-from core.device.torch_runtime import use_tf32
-from core.learning.precision import Bfloat16Weights, in_bf16, precision_on
+from core.learning.precision import Bfloat16Weights, in_bf16, precision_on, use_tf32
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.models.dqn import DQNCNN
 from core.models.policy_critic import DDPGCNN, ControlNetworkParams
 from core.models.r2d2 import R2D2MLP
-from core.runtime.parameter_store import ParameterStore
+from core.runtime.run_state import ParameterStore
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.core import resident_agents
 from tests.core.agents import control_agents

@@ -10,8 +10,7 @@ from core.agents.impala import Impala
 from core.agents.ppo import PPO
 from core.agents.pqn import PQN
 from core.agents.td3 import TD3
-from core.learning.graphed_update import GraphedUpdate, StagedBatches
-from core.learning.updates import EagerUpdates
+from core.learning.updates import EagerUpdates, GraphedUpdate, StagedBatches
 from core.models.actor_critic import MLPAC
 from core.models.dqn import DQNMLP
 from core.types import Batch, SampleIds, Window, batch_tensors
@@ -187,7 +186,7 @@ def test_other_batch_sizes_and_periodic_agents_are_refused():
 
 def test_a_run_with_staged_batches_trains_like_one_without(tmp_path, monkeypatch):
     # as if there were a GPU to capture for
-    monkeypatch.setattr("utils.config.device_validation.problems", lambda options: [])
+    monkeypatch.setattr("utils.config.validation.device_problems", lambda options: [])
     made, make = [], GraphedUpdate.__init__
     monkeypatch.setattr(
         GraphedUpdate, "__init__", lambda self, *rest, **settings: (made.append(self), make(self, *rest, **settings))[1]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.memories.device_replay import DevicePrioritizedReplay
-from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
+from core.memories.prioritized import DevicePrioritizedReplay, PrioritizedMemory, PrioritizedParams
 from core.memories.uniform import UniformMemory, UniformParams
 from core.specs import WindowSpec
 from core.types import SampleIds

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.memories.prioritized import PrioritizedParams
-from core.memories.priority_rule import PriorityRule
+from core.memories.prioritized import PrioritizedParams, PriorityRule
 
 LIBRARIES = {"numpy": np.array, "torch": lambda values: torch.tensor(values, dtype=torch.float64)}
 

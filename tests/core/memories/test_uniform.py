@@ -6,7 +6,7 @@ import torch
 
 from core.memories.uniform import UniformMemory, UniformParams
 from core.specs import WindowSpec
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Layout
 from core.types import SampleIds
 from tests.core.tapes import RandomPlay, observed, small_layout
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from core.metrics import profiler
 from core.metrics.profiler import SKIPPED_STEPS, WARM_UP_STEPS, Profile, Shares
 from core.runtime.log_buffers import LogRings, Record
-from core.runtime.run_counters import RunCounters
+from core.runtime.run_state import RunCounters
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import create_context

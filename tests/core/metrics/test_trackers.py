@@ -9,14 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from core.metrics.trackers import (
-    MAX_WAITING_PERIODS,
-    MlflowTracker,
-    TrackerThread,
-    WandbTracker,
-    by_step,
-    make_tracker_threads,
-)
+from core.metrics.trackers import MAX_WAITING_PERIODS, MlflowTracker, TrackerThread, WandbTracker, make_tracker_threads
 from core.runtime.log_buffers import Record
 from core.runtime.options import LoggerParams
 from utils.config.command_line import read_options
@@ -40,13 +33,6 @@ def options(tmp_path):
         log_folder=folder,
         to_dict=lambda: {"seed": 3, "agent": {"learning_rate": 0.5, "deep": {"x": "y" * 900}}},
     )
-
-
-def test_values_are_grouped_and_ordered_by_their_step():
-    assert list(by_step(PERIOD)) == [150, 200]
-    assert by_step(PERIOD)[200]["learner/loss"] == 0.5 and by_step(PERIOD)[150] == {
-        "evaluator/episodic_return_mean": 21.0
-    }
 
 
 # stand-ins with the same calls ------------------------------------------------------------------------------------

@@ -3,11 +3,9 @@
 import pytest
 import torch
 
-from core.model import restart
-from core.models.actor_critic import MLPAC, FeatureAC, MinAtarAC, NatureAC, SmallAC
-from core.models.impala import ImpalaCNN, ImpalaResNet
+from core.models.actor_critic import MLPAC, FeatureAC, ImpalaCNN, ImpalaResNet, MinAtarAC, NatureAC, SmallAC
 from core.specs import ArraySpec, Discrete, EnvSpec
-from core.types import ActorCriticOutput
+from core.types import ActorCriticOutput, restart
 
 LENGTH, BATCH, ACTIONS = 6, 3, 5
 

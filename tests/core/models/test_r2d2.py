@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from core.model import restart
 from core.models.r2d2 import R2D2CNN, R2D2MLP, R2D2MinAtar, R2D2Small
 from core.specs import ArraySpec, Discrete, EnvSpec
-from core.types import OARInputs
+from core.types import OARInputs, restart
 
 LENGTH, BATCH = 6, 3
 SMALL = {"hidden": 16, "lstm": 8}

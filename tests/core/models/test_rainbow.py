@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
+from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall, RainbowCNN, RainbowMinAtar, RainbowMLP, RainbowSmall
 from core.models.layers.noisy_linear import NoisyLinear
-from core.models.rainbow import RainbowCNN, RainbowMinAtar, RainbowMLP, RainbowSmall
 from core.specs import ArraySpec, Discrete, EnvSpec
 
 ACTIONS, BATCH = 6, 3

@@ -1,10 +1,17 @@
-"""Log-probabilities, entropies and divergences of policies equal scipy's, and brute force over samples of the space."""
+"""Log-probabilities, entropies and divergences of policies equal scipy's and torch's, and brute force over samples."""
 
 import numpy as np
 import pytest
 import torch
+from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from core.ops.policy_distributions import Categorical, ChoicesAndNumbers, DiagonalGaussian, MultiCategorical
+from core.ops.policy_distributions import (
+    Categorical,
+    ChoicesAndNumbers,
+    DiagonalGaussian,
+    MultiCategorical,
+    squashed_gaussian,
+)
 
 T, B, A = 3, 4, 2
 
@@ -196,3 +203,36 @@ def test_samples_of_choices_and_numbers_have_their_probabilities_and_moments():
     np.testing.assert_allclose(correlation, np.eye(5), atol=0.03)
     likeliest = np.concatenate([combinations[log_p[0, 0].argmax()], means[0, 0]])
     assert (policy.sample(one[:3], None) == likeliest).all()
+
+
+def test_actions_and_densities_equal_torchs_distribution():
+    generator = torch.Generator().manual_seed(0)
+    means, normal = (torch.randn(50, 3, generator=generator, dtype=torch.float64) for _ in range(2))
+    deviations = 0.1 + torch.rand(50, 3, generator=generator, dtype=torch.float64)
+    actions, densities = squashed_gaussian(means, deviations, normal)
+    truth = Independent(TransformedDistribution(Normal(means, deviations), [TanhTransform()]), 1)
+    assert torch.allclose(actions, torch.tanh(means + deviations * normal))
+    assert torch.allclose(densities, truth.log_prob(actions), atol=1e-6)
+
+
+def test_the_density_integrates_to_one():
+    """The mean of 1 / density over 100,000 draws is the length of the range, 2."""
+    normal = torch.randn(100_000, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    _, densities = squashed_gaussian(torch.zeros_like(normal), torch.full_like(normal, 0.8), normal)
+    assert float((-densities).exp().mean()) == pytest.approx(2, rel=0.05)
+
+
+def test_densities_stay_finite_where_tanh_saturates():
+    actions, densities = squashed_gaussian(torch.tensor([[30.0, -30.0]]), torch.ones(1, 2), torch.zeros(1, 2))
+    assert actions.tolist() == [[1.0, -1.0]] and torch.isfinite(densities).all()
+
+
+def test_gradients_reach_means_and_deviations():
+    means, deviations = (torch.rand(4, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    normal = torch.randn(4, 2, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda *parts: squashed_gaussian(*parts, normal), (means, deviations))
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="of one shape"):
+        squashed_gaussian(torch.zeros(2, 3), torch.zeros(2, 2), torch.zeros(2, 3))

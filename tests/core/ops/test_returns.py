@@ -1,10 +1,21 @@
-"""n-step returns equal a step-by-step loop in float64."""
+"""Returns and the targets made of them equal the papers' sums, computed step by step in float64 or more."""
+
+import math
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
 import torch
 
-from core.ops.returns import bootstrap_position, generalised_advantages, n_step_return
+from core.ops.returns import (
+    bootstrap_position,
+    generalised_advantages,
+    munchausen_bonus,
+    n_step_return,
+    rescaled,
+    soft_bootstrap,
+    unrescaled,
+)
 
 
 def walk(rewards, discounts, lasts, gamma):
@@ -84,3 +95,103 @@ def test_generalised_advantages_refuse_shapes_that_do_not_fit():
     for wrong in ((rows, rows, rows, rows.bool()), (rows, rows[:2], torch.zeros(4, 2), rows.bool())):
         with pytest.raises(ValueError, match=r"\[T, B\] and values \[T \+ 1, B\]"):
             generalised_advantages(*wrong, 0.9)
+
+
+GENERATOR = np.random.default_rng(0)
+ALPHA, TEMPERATURE, CLIP = 0.9, 0.03, -1.0
+VALUES = np.concatenate([GENERATOR.normal(0, scale, (40, 4)) for scale in (0.01, 0.1, 3.0)])  # [B, A]
+
+
+def logarithms(values):
+    """Return t log pi [A] of one state."""
+    total = math.fsum(math.exp((value - max(values)) / TEMPERATURE) for value in values)
+    return [value - max(values) - TEMPERATURE * math.log(total) for value in values]
+
+
+def test_the_bonus_is_the_clipped_log_policy_of_the_action_taken():
+    actions = GENERATOR.integers(0, 4, len(VALUES))
+    scaled = np.array([logarithms(values)[action] for values, action in zip(VALUES, actions)])
+    assert (scaled < CLIP).sum() > 5 and ((scaled > CLIP) & (scaled < -0.1)).sum() > 5 and (scaled > -1e-3).sum() > 5
+    bonus = munchausen_bonus(torch.from_numpy(VALUES), torch.from_numpy(actions), ALPHA, TEMPERATURE, CLIP)
+    np.testing.assert_allclose(bonus.numpy(), ALPHA * np.clip(scaled, CLIP, 0), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("quantiles", [None, 5])
+def test_the_bootstrap_is_the_soft_policys_mean_with_its_entropy(quantiles):
+    outputs = VALUES if quantiles is None else VALUES[..., None] + GENERATOR.normal(0, 1, (*VALUES.shape, quantiles))
+    expected = []
+    for values, output in zip(VALUES, outputs):
+        scaled = logarithms(values)
+        policy = [math.exp(number / TEMPERATURE) for number in scaled]
+        assert math.isclose(math.fsum(policy), 1.0)
+        expected.append(sum(share * (part - number) for share, part, number in zip(policy, output, scaled)))
+    found = soft_bootstrap(torch.from_numpy(VALUES), torch.from_numpy(outputs), TEMPERATURE)
+    np.testing.assert_allclose(found.numpy(), np.array(expected), rtol=1e-9, atol=1e-12)
+
+
+def test_large_values_stay_finite_in_float32():
+    values = torch.tensor([[1e4, -1e4, 0.0]])
+    assert soft_bootstrap(values, values, TEMPERATURE).tolist() == [1e4]
+    assert munchausen_bonus(values, torch.tensor([1]), ALPHA, TEMPERATURE, CLIP).tolist() == pytest.approx([-0.9])
+
+
+def test_outputs_of_other_actions_are_refused():
+    with pytest.raises(ValueError, match=r"\[B, A\]"):
+        soft_bootstrap(torch.ones(3, 2), torch.ones(3, 4, 2), TEMPERATURE)
+
+
+EPS = (1e-3, 1e-2, 1.0)
+MAGNITUDES = np.concatenate([[0.0], np.logspace(-12, 9, 200)])
+RESCALED_VALUES = torch.from_numpy(np.concatenate([-MAGNITUDES[::-1], MAGNITUDES]))
+
+
+def paper(x: float, eps: float) -> float:
+    return math.copysign(math.sqrt(abs(x) + 1) - 1, x) + eps * x
+
+
+def bisected(y: float, eps: float) -> float:
+    """Return the x at which the paper's h(x) = y, by bisection."""
+    low, high = -1e12, 1e12
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if paper(middle, eps) < y else (low, middle)
+    return (low + high) / 2
+
+
+@pytest.mark.parametrize("eps", EPS)
+def test_rescaling_equals_the_papers_function(eps):
+    expected = [paper(x, eps) for x in RESCALED_VALUES.tolist()]
+    np.testing.assert_allclose(rescaled(RESCALED_VALUES, eps).numpy(), expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("eps", EPS)
+def test_the_inverse_equals_a_root_finders(eps):
+    targets = torch.tensor([-4000.0, -33.0, -1.0, -0.01, 0.0, 0.3, 1.0, 7.5, 250.0, 1e5], dtype=torch.float64)
+    expected = [bisected(y, eps) for y in targets.tolist()]
+    np.testing.assert_allclose(unrescaled(targets, eps).numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("eps", EPS)
+def test_the_inverse_equals_the_papers_proposition(eps):
+    """The closed form is computed with enough digits for its cancellation."""
+    with localcontext() as context:
+        context.prec = 60
+        one, exact = Decimal(1), Decimal(eps)
+        expected = []
+        for y in map(Decimal, RESCALED_VALUES.tolist()):
+            inner = ((one + 4 * exact * (abs(y) + 1 + exact)).sqrt() - 1) / (2 * exact)
+            expected.append(float((inner * inner - 1).copy_sign(y)) if y else 0.0)
+    np.testing.assert_allclose(unrescaled(RESCALED_VALUES, eps).numpy(), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("eps", (0.0, *EPS))
+def test_each_function_inverts_the_other_at_all_magnitudes(eps):
+    for there, back in ((rescaled, unrescaled), (unrescaled, rescaled)):
+        np.testing.assert_allclose(back(there(RESCALED_VALUES, eps), eps).numpy(), RESCALED_VALUES.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("function", [rescaled, unrescaled])
+def test_single_precision_is_accurate_near_zero_and_far_from_it(function):
+    values = torch.cat([RESCALED_VALUES[RESCALED_VALUES < 0], RESCALED_VALUES[RESCALED_VALUES > 0]]).float()
+    relative = (function(values, 1e-3).double() / function(values.double(), 1e-3) - 1).abs()
+    assert float(relative.max()) < 1e-6

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from core.runtime.parameter_store import ParameterStore
+from core.runtime.run_state import ParameterStore
 from tests.core.tapes import quick_processes
 
 
@@ -75,7 +75,7 @@ def test_a_reader_that_was_overtaken_copies_again():
 
     class Lapping:  # two publications happen while the reader copies
         def __getitem__(self, half):
-            store._arrays._arrays["buffers"] = halves
+            store._arrays["buffers"] = halves
             set_all(model, 2.0)
             store.publish(model)
             set_all(model, 3.0)
@@ -84,7 +84,7 @@ def test_a_reader_that_was_overtaken_copies_again():
             torn[: len(torn) // 2] = 1.0
             return torn
 
-    store._arrays._arrays["buffers"] = Lapping()
+    store._arrays["buffers"] = Lapping()
     assert store.pull(reader, 0) == 3
     assert (reader[3].weight == 3.0).all() and (reader[0].weight == 3.0).all()
 

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from core.runtime.run_counters import RateLimiter, RateLimiterParams, RunCounters
+from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters
 
 
 def make(

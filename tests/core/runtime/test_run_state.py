@@ -1,8 +1,7 @@
 import multiprocessing
 import time
 
-from core.runtime.run_counters import RunCounters
-from core.runtime.run_state import RunState
+from core.runtime.run_state import RunCounters, RunState
 
 
 def test_heartbeats_measure_silence_and_can_be_reset():

@@ -34,6 +34,11 @@ def chosen(root, monkeypatch, capsys):
         (("--config", "dqn-cartpole", "--learner.compile", "yes"), True),
         (("--config", "dqn-pong-small"), False),
         (("--config", "ddpg-halfcheetah"), False),
+        (("--config", "ppo-halfcheetah"), True),  # 488 updates of 320 minibatches
+        (("--config", "ppo-halfcheetah", "--steps", "600000"), False),
+        (("--config", "ppo-pong"), False),
+        (("--config", "pqn-minatar-breakout"), True),
+        (("--config", "ppo-minatar-breakout"), False),
         (("--config", "r2d2-minatar-breakout", "--steps", "1000000000"), False),
         (("--config", "dqn-minatar-breakout", "--num_learners", "2", "--num_actors", "2"), False),
     ],

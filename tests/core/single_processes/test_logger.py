@@ -25,17 +25,13 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 from tensorboard.util import tensor_util
 
 from core.common.system import rss_mb, versions
-from core.metrics import file_writers
-from core.metrics.aggregation import aggregate, human_normalized
-from core.metrics.file_writers import append_whole
+from core.metrics.file_writers import MetricsFiles, append_whole
 from core.metrics.progress import Progress, QuietConsole
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
 from core.runtime.options import LoggerParams
-from core.runtime.parameter_store import ParameterStore
-from core.runtime.run_counters import RateLimiter, RateLimiterParams, RunCounters
-from core.runtime.run_state import RunState
-from core.single_processes.logger import logger
+from core.runtime.run_state import ParameterStore, RateLimiter, RateLimiterParams, RunCounters, RunState
+from core.single_processes.logger import aggregate, logger
 from core.specs import ArraySpec, Discrete, EnvSpec
 
 RUN = "a-row__known__package.module-Agent__seed7"
@@ -149,12 +145,6 @@ def test_records_of_the_evaluator_keep_their_own_steps() -> None:
         Record("evaluator/episodic_return_mean", 2.0, 200, 6.0),
     ]
     assert aggregate(records) == records
-
-
-def test_human_normalized_is_unknown_without_reference_scores() -> None:
-    assert human_normalized(Game, "known", 30.0) == 1.0
-    assert human_normalized(Game, "other", 30.0) is None
-    assert human_normalized(object, "known", 30.0) is None
 
 
 def test_a_period_is_equal_in_jsonl_csv_and_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -525,7 +515,8 @@ def test_a_closed_standard_output_stops_nothing() -> None:
 
 
 def test_a_torn_line_is_found_within_the_searched_tail(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    path.write_bytes(b"a line\n" * 20_000 + b"torn")
-    file_writers.cut_torn_line(path)
-    assert path.read_bytes() == b"a line\n" * 20_000
+    path, lines = tmp_path / "metrics.jsonl", b'{"seconds": 7.5}\n' * 20_000
+    path.write_bytes(lines + b'{"seconds": 9')
+    files = MetricsFiles(tmp_path, 0)
+    assert path.read_bytes() == lines and files.errors == 0
+    assert files.seconds == pytest.approx(7.5, abs=1)

@@ -9,8 +9,7 @@ import torch
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory.chunk_codec import ChunkFormat, DamagedChunk, single_actor_layout
 from core.trajectory.frame_compression import StorageParams
-from core.trajectory.layout import Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import TimeStep
 

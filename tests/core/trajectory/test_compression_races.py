@@ -17,10 +17,8 @@ from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.memory import Memory
 from core.specs import WindowSpec
-from core.trajectory.frame_arena import CompressedFrameReader
-from core.trajectory.frame_compression import StorageParams
-from core.trajectory.layout import Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.frame_compression import CompressedFrameReader, StorageParams
+from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from tests.core.tapes import (
     CODED_FEATURES,
@@ -189,7 +187,7 @@ def test_steps_can_be_read_sent_and_copied_while_writers_die(monkeypatch):
     other = ChunkWriter(trajectories, 1, SPEC)
     for serial in range(400):
         write_coded_row(other, trajectories.layout, 1, serial)
-    assert check_every_row(trajectories, range(2, 4)) > 200 and trajectories.frames._threads._pool is not None
+    assert check_every_row(trajectories, range(2, 4)) > 200 and trajectories._threads._pool is not None
     for death in range(2):
         with started(write_alone, trajectories, 0) as process:
             for _ in range(6):

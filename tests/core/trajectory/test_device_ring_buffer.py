@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.common.shared_arrays import SharedArrays, total_bytes
-from core.device.transfers import Transfers, _register, upload
+from core.device.torch_runtime import Transfers, _register, upload
 from core.specs import ArraySpec, WindowSpec
 from core.trajectory.device_ring_buffer import DeviceRingBuffer
 from core.trajectory.frame_compression import StorageParams
@@ -218,7 +218,7 @@ def test_the_whole_mapping_is_pinned_and_a_refusal_is_reported(monkeypatch, caps
 
 def test_temporary_arrays_are_copied_through_lasting_memory(monkeypatch):
     arrays, uploads = SharedArrays({"a": ArraySpec((3, 5), "int16")}), []
-    monkeypatch.setattr("core.device.transfers.upload", lambda array, target: uploads.append(array))
+    monkeypatch.setattr("core.device.torch_runtime.upload", lambda array, target: uploads.append(array))
     transfers, target = Transfers(arrays, torch.device("cpu")), torch.zeros(2, 5, dtype=torch.int16)
     arrays["a"][1:] = 3
     transfers._copy_in_place(arrays["a"][1:], target)

@@ -8,8 +8,7 @@ import torch
 
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory import ring_buffer
-from core.trajectory.layout import Layout
-from core.trajectory.ring_buffer import Trajectories
+from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from tests.core.tapes import (
     CODE,

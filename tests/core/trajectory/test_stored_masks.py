@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core.specs import ArraySpec, Discrete, EnvSpec, MultiDiscrete
-from core.trajectory.layout import Layout
+from core.trajectory.ring_buffer import Layout
 from core.types import ACTION_MASK
 from tests.reliability.test_inline import ELITE, MASKS, REPLAY, RUNS, UNROLLS, train
 from utils.factory import AgentsDict
@@ -44,7 +44,10 @@ def test_masks_are_those_of_the_observations(tmp_path, monkeypatch, name):
             assert torch.equal(window.extras[ACTION_MASK].cpu(), empty_cells(window.observations).cpu())
         else:
             seen.append(length)
-            for found, observation in zip(agent.legal_actions(window), window.observations):
+            transitions = agent.transitions(window)
+            for found, observation in zip(
+                (transitions.legal, transitions.next_legal), window.observations, strict=True
+            ):
                 assert torch.equal(found.cpu(), empty_cells(observation).cpu())
         stored = window.extras[ACTION_MASK][0].gather(1, window.actions[0, :, None])[:, 0]
         assert (stored | window.lasts[0]).all()  # no illegal action was taken

@@ -12,14 +12,12 @@ from pydantic import Field
 from core.agents.dqn import LOSSES
 from core.agents.rainbow import DISTRIBUTIONS
 from core.common.settings import frozen_dataclass
-from core.envs.atari_protocols import PROTOCOLS
-from core.envs.preprocessing import CLIPPINGS
-from core.learning.schedules import SCHEDULES
+from core.env import CLIPPINGS
+from core.envs.atari import PROTOCOLS
 from core.memories.unrolls.mixed import STRATEGIES
 from core.ops.distances import DISTANCES
-from utils.config.dotted_settings import declared
 from utils.config.options_page import LINES, descriptions, fixed_sections, page, table
-from utils.config.rows import SECTIONS, from_row
+from utils.config.rows import SECTIONS, declared, from_row
 from utils.options import CONFIGS, RUN, Options
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "options.md"
@@ -144,7 +142,6 @@ def test_every_number_has_bounds():
     [
         ("DQNParams: agent.loss", LOSSES),
         ("RainbowParams: agent.distribution", DISTRIBUTIONS),
-        ("DQNParams: agent.lr_schedule", SCHEDULES),
         ("AtariParams: env.protocol", PROTOCOLS),
         ("GymParams: env.reward_clipping", CLIPPINGS),
         ("CustomParams: rule.dist_function", DISTANCES),

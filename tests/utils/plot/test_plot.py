@@ -8,9 +8,8 @@ import pytest
 
 from utils.errors import ConfigurationError
 from utils.plot import __main__ as plot
-from utils.plot.curves import SCORE, grouped, read
+from utils.plot.curves import SCORE, alike, grouped, read
 from utils.plot.figures import draw_curves
-from utils.plot.seed_groups import alike
 
 # seed: score at 100, 200, 300 steps
 VALUES = {1: [1.0, 5.0, 9.0], 2: [3.0, 3.0, 0.0], 3: [8.0, 1.0, 3.0], 4: [2.0, 7.0, 4.0]}

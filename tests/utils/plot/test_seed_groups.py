@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from utils import run_registry
-from utils.config.dotted_settings import flatten
+from utils.config.rows import flatten
 from utils.errors import ConfigurationError
 from utils.options import Options
-from utils.plot.curves import SCORE, Curve, Run
-from utils.plot.seed_groups import alike
+from utils.plot.curves import SCORE, Curve, Run, alike
 from utils.sweep.subprocess_run import ChildRun, named, options_of
 
 

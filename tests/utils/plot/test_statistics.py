@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from utils.plot.statistics import (
+from utils.plot.figures import (
     bootstrap,
     interquartile_mean,
     interval,

@@ -18,9 +18,8 @@ from utils.config import command_line
 from utils.options import CONFIGS, RUN
 from utils.sweep import __main__ as sweep
 from utils.sweep import subprocess_run
-from utils.sweep.scheduler import claimed
-from utils.sweep.subprocess_run import options_of
-from utils.sweep.table import Result, summaries
+from utils.sweep.__main__ import Result, summaries
+from utils.sweep.subprocess_run import claimed, options_of
 
 PROJECT = Path(__file__).resolve().parents[3]
 WORDS = ("--steps", "1000", "--agent.learning_rate", "0.5")

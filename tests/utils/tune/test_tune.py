@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from utils.config.dotted_settings import flatten
-from utils.config.rows import from_row
+from utils.config.rows import flatten, from_row
 from utils.errors import ConfigurationError
 from utils.options import CONFIGS
 from utils.plot.curves import PERIOD, SCORE, late_score, read_curve
 from utils.sweep import subprocess_run
 from utils.sweep.subprocess_run import options_of
 from utils.tune import __main__ as tune
+from utils.tune.__main__ import Study
 from utils.tune.ranges import ranges
-from utils.tune.study import Study
 
 
 def options(root, config="dqn-cartpole"):

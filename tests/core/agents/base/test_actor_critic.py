@@ -10,11 +10,10 @@ import torch
 from core.agents.base.actor_critic import Sampling
 from core.agents.impala import Impala, ImpalaAgentParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
-from core.model import restart
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.specs import ArraySpec
-from core.trajectory.layout import Layout
-from core.types import TimeStep
+from core.trajectory.ring_buffer import Layout
+from core.types import TimeStep, restart
 from tests.core.agents.unrolls import A, table_agent
 from tests.core.tapes import RandomPlay
 

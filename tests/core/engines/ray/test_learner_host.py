@@ -21,8 +21,7 @@ from core.engines.ray.placement import _with_room_beside  # noqa: E402
 from core.engines.ray.remote_context import RemoteRunInfo  # noqa: E402
 from core.engines.ray.trajectory_server import TrajectoryServer, accept, snapshot  # noqa: E402
 from core.runtime import run_state as run_state_module  # noqa: E402
-from core.runtime.run_counters import COUNTS, RunCounters  # noqa: E402
-from core.runtime.run_state import RunState  # noqa: E402
+from core.runtime.run_state import COUNTS, RunCounters, RunState  # noqa: E402
 from utils.config.command_line import read_options  # noqa: E402
 from utils.launch import create_context  # noqa: E402
 

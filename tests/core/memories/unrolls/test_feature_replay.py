@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from core.memories.unrolls.feature_replay import MAX_COMPARED, STRATEGIES, CustomParams, FeatureDistanceStrategy
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.trajectory.frame_compression import StorageParams
-from core.trajectory.layout import STORAGE
+from core.trajectory.ring_buffer import STORAGE
 from core.types import Window
 from tests.core.tapes import (
     CODE,

@@ -78,7 +78,8 @@ def test_a_wholly_overwritten_replay_gives_no_batch(monkeypatch):
 # reservoir --------------------------------------------------------------------------------------------------------
 def contents(memory: MixedMemory) -> list[tuple[int, int]]:
     rule = memory.strategies[0]
-    return check_coded_unrolls(memory.layout, rule.store.gather(*rule.keys(np.arange(len(rule))), memory.window))
+    keys = rule._copies.keys(np.arange(len(rule)))
+    return check_coded_unrolls(memory.layout, rule.store.gather(*keys, memory.window))
 
 
 def test_a_reservoir_is_a_uniform_sample_of_all_unrolls():

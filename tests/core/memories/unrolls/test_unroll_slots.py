@@ -160,7 +160,7 @@ def test_compressed_copies_keep_their_byte_limit():
         assert copies.used == sum(len(block) for block, _ in copies._blocks.values()) <= 1_000
         for held, frames_of_slot in truth.items():
             np.testing.assert_array_equal(copies.take(np.full(7, held), np.arange(7)), frames_of_slot)
-        assert [slot for slot in range(20) if copies.holds(slot)] == sorted(truth)
+        assert [slot for slot in range(20) if slot in copies] == sorted(truth)
     assert refused > 100 and len(truth) > 5
 
 
@@ -174,7 +174,7 @@ def test_compressed_copies_are_saved_and_restored():
     np.testing.assert_array_equal(restored.take(slots, rows), copies.take(slots, rows))
     assert restored.used == copies.used
     restored.load_state_dict(CompressedFrames(7, FRAME, 10, 0).state_dict())
-    assert restored.used == 0 and not restored.holds(0)
+    assert restored.used == 0 and 0 not in restored
 
 
 def test_a_damaged_copy_is_an_error_that_names_its_slot():

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from core.models.dqn import DQNResNet
+from core.models.dqn import DQNResNet, RainbowResNet
 from core.models.iqn import IQNResNet
 from core.models.layers.spectral_norm import SpectralConv2d
-from core.models.rainbow import RainbowResNet
 from core.specs import ArraySpec, Discrete, EnvSpec
 
 SPEC = EnvSpec("game", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)

@@ -1,0 +1,377 @@
+"""`--check` passes every config, leaves nothing behind and reports problems."""
+
+import multiprocessing
+import os
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from core.common.shared_arrays import SharedArrays
+from core.envs.catch import CatchEnv
+from core.memory import Memory
+from core.models.dqn import DQNMinAtar
+from main import main
+from tests.rows import KINDS, skip_unless_installed
+from tests.selection import slow_except
+from utils.config import memory_budget, throughput, validation
+from utils.config.check import check
+from utils.config.command_line import read_options
+from utils.config.throughput import StepCosts
+from utils.errors import ConfigurationError
+from utils.options import CONFIGS
+
+SMALL = (
+    "--num_actors",
+    "1",
+    "--num_envs_per_actor",
+    "1",
+    "--agent.batch_size",
+    "4",
+    "--rate_limiter.error_buffer",
+    "400",
+)
+
+SMALL_ROWS = (  # one of each kind of environment and memory
+    "dqn-cartpole",
+    "r2d2-recall",
+    "rainbow-minatar-breakout",
+    "replay-minatar-breakout",
+    "impact-cartpole",
+    "sac-pendulum",
+    "dqn-pong-small",
+)
+SHORT = ("--agent.burn_in", "2", "--agent.unroll_length", "10", "--agent.sequence_period", "5")
+
+
+@pytest.fixture
+def options(root):
+    return lambda *words: read_options(["--root", str(root), "--check", *words])
+
+
+@pytest.fixture
+def allocated(monkeypatch):
+    """Record the bytes of every SharedArrays; fail if a memory is made."""
+    made = []
+    original = SharedArrays.__init__
+
+    def noted(self, specs):
+        original(self, specs)
+        made.append(sum(array.nbytes for array in self._arrays.values()))
+
+    monkeypatch.setattr(SharedArrays, "__init__", noted)
+    monkeypatch.setattr(Memory, "__init__", lambda *arguments: pytest.fail("the replay was made"))
+    return made
+
+
+@pytest.mark.parametrize("name", slow_except(SMALL_ROWS, dict.fromkeys((*KINDS, *SMALL_ROWS))))
+def test_every_kind_of_config_passes_and_leaves_no_file(name, options, root, allocated, monkeypatch, capsys):
+    monkeypatch.setattr(memory_budget, "available_bytes", lambda: 10**12)
+    skip_unless_installed(name)
+    descriptors, children = set(os.listdir("/proc/self/fd")), multiprocessing.active_children()
+    short = (*(SHORT if "r2d2" in name else ()), "--actor.num_env_splits", "1")
+    if next(row for row in CONFIGS if row["name"] == name)["memory_type"] == "rollouts":
+        short = (*short, "--agent.batch_size", "0", "--agent.unroll_length", "20")  # 0: one unroll of each environment
+    check(options("--config", name, *SMALL, *short), seconds=0)
+    printed = capsys.readouterr().out
+    assert f"{name}: no problem found" in printed and "shapes, dtypes, values, ends are right" in printed
+    assert "agent steps/s an actor" in printed and "time" in printed
+    assert list(root.iterdir()) == [] and multiprocessing.active_children() == children
+    assert sum(allocated) < 2e8  # the replay is only computed
+    assert len(set(os.listdir("/proc/self/fd")) - descriptors) <= 1
+
+
+def test_options_are_printed_with_the_defaults_they_differ_from(options, capsys):
+    check(options("--config", "dqn-cartpole", *SMALL, "--agent.learning_rate", "0.25"), seconds=0)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert (
+        ["agent.learning_rate", "0.25", "0.0001"] in lines
+        and ["agent.gamma", "0.99"] in lines
+        and ["agent.batch_size", "4", "32"] in lines
+    )
+
+
+def test_the_reported_memory_is_what_a_start_needs(options, monkeypatch, capsys):
+    chosen = options("--config", "dqn-pong-uniform", *SMALL, "--memory.capacity", "1000")
+    check(chosen, seconds=0)
+    printed = " ".join(capsys.readouterr().out.split())
+    needed = int(printed.partition(" bytes needed")[0].rpartition(" ")[2].replace(",", ""))
+    assert needed > 1000 * 84 * 84
+    monkeypatch.setattr(memory_budget, "available_bytes", lambda: needed)
+    assert validation.problems(chosen) == []
+    monkeypatch.setattr(memory_budget, "available_bytes", lambda: needed - 1)
+    assert f"needs {needed:,} bytes" in validation.problems(chosen)[0]
+
+
+@pytest.mark.parametrize("learners", ["1", "2"])
+def test_the_memory_budget_includes_a_checkpoints_replay_copy(options, learners):
+    words = (
+        "--config",
+        "dqn-pong-uniform",
+        *SMALL,
+        "--memory.capacity",
+        "1000",
+        "--num_learners",
+        learners,
+        "--num_actors",
+        learners,
+    )
+    chosen, copied = options(*words), options(*words, "--learner.checkpoint_replay", "true")
+    spec = validation.environment_spec(chosen)
+    agent = chosen.make_agent(spec)
+    rings = memory_budget.layouts(chosen, spec, agent)
+    assert len(rings) == int(learners)
+    without, having = (memory_budget.stored_bytes(each, rings, agent.window) for each in (chosen, copied))
+    assert having - without == sum(rows.nbytes for rows in rings) > 0
+
+
+def test_main_exits_0_for_a_valid_config_and_2_with_all_problems(root, capsys):
+    words = ["--root", str(root), "--check", "--config", "dqn-cartpole", *SMALL]
+    assert main(words) == 0
+    with pytest.raises(SystemExit) as refused:
+        main([*words, "--agent.learning_rate", "-1", "--mode", "2", "--model_file", "none.pth"])
+    assert refused.value.code == 2 and list(root.iterdir()) == []
+    said = capsys.readouterr().err
+    assert "agent.learning_rate=-1.0 must be greater than 0" in said and "check looks at a training" in said
+
+
+class Faulty(gym.Env):
+    """Return observations outside the space, or NaN."""
+
+    def __init__(self, wrong):
+        self.observation_space, self.action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+        self.wrong = wrong
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.full(3, self.wrong, np.float32), 0.0, self.steps == 20, False, {}
+
+
+@pytest.fixture
+def faulty(monkeypatch, options):
+    """Return a function that makes options for an environment with this wrong observation."""
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+
+    def registered(wrong):
+        gym.register("Faulty-v0", Faulty, kwargs={"wrong": wrong})
+        return options("--config", "dqn-cartpole", "--game", "Faulty-v0", *SMALL)
+
+    return registered
+
+
+def test_every_problem_of_an_environment_is_reported(faulty, capsys):
+    with pytest.raises(ConfigurationError) as refused:
+        check(faulty(np.nan), seconds=0)
+    messages = ["random play: ValueError: observation of stream 0 at step 1", "speed: ValueError"]
+    assert "warning: gymnasium's checker: " in capsys.readouterr().out
+    assert len(refused.value.problems) == len(messages)
+    for problem, message in zip(refused.value.problems, messages):
+        assert problem.startswith(message)
+
+
+def test_warnings_of_gymnasiums_checker_are_shown(faulty, capsys):
+    check(faulty(5.0), seconds=0)
+    assert "not within the observation space" in " ".join(capsys.readouterr().out.split())
+
+
+class Unreproducible(gym.Env):
+    """Break the checker's rule that a seed reproduces observations; training works nevertheless."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.random.default_rng().uniform(-1, 1, 3).astype(np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(3, np.float32), 0.0, self.steps == 20, False, {}
+
+
+class Unlabelled(CatchEnv):
+    """Break the contract: no step is the first of an episode; training works nevertheless."""
+
+    def step(self, action):
+        return super().step(action)._replace(first=np.zeros(self._num_envs, bool))
+
+
+def test_an_imperfect_environment_passes_with_a_warning(options, monkeypatch, capsys):
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    gym.register("Unreproducible-v0", Unreproducible)
+    check(options("--config", "dqn-cartpole", "--game", "Unreproducible-v0", *SMALL), seconds=0)
+    printed = capsys.readouterr().out
+    assert "warning: gymnasium's checker: AssertionError: " in printed and "no problem found, 1 warnings" in printed
+    words = "--env_type", "tests.utils.config.test_check:Unlabelled", "--game", "catch"
+    check(options("--config", "dqn-minatar-breakout", *words, *SMALL), seconds=0)
+    assert "warning: step 10 of random play: first is wrong in streams 0: " in capsys.readouterr().out
+
+
+class PicturesAlone(DQNMinAtar):
+    reads_vectors = False
+
+
+class Parts(Unreproducible):
+    """Observe nested parts of several kinds, or one that has no fixed size."""
+
+    def __init__(self, fixed):
+        goal = spaces.Tuple([spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)])
+        kinds = {"goal": goal, "map": spaces.Box(0, 255, (4, 4, 3), np.uint8), "words": spaces.Text(5)}
+        self.observation_space = spaces.Dict(kinds if fixed else {"steps": spaces.Sequence(spaces.Discrete(2))})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), *super().step(action)[1:]
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    gym.register("Parts-v0", Parts, kwargs={"fixed": True})
+    gym.register("Endless-v0", Parts, kwargs={"fixed": False})
+
+
+def lines_of(printed):
+    return [" ".join(line.split()) for line in printed.splitlines()]
+
+
+def test_every_part_says_what_it_became(parts, options, capsys):
+    check(options("--config", "dqn-cartpole", "--game", "Parts-v0", "--model_type", "dqn-minatar", *SMALL), seconds=0)
+    lines = lines_of(capsys.readouterr().out)
+    assert "goal.0 MultiDiscrete([2 3]) one-hot float32 [5] Linear 64" in lines
+    assert "goal.1 MultiBinary(2) vector float32 [2] Linear 64" in lines
+    assert "map Box(0, 255, (4, 4, 3), uint8) picture uint8 [4, 4, 3] Conv2d 16 3x3/1" in lines
+    assert any(line.startswith("words Text(1, 5") and line.endswith("text not stored") for line in lines)
+    assert "action discrete int64 2 actions" in lines
+
+
+def test_a_picture_says_its_stored_size_and_its_convolutions(parts, options, capsys):
+    words = ("--env.observation_keys", "map", "--env.grayscale", "--env.frame_stack", "2", "--env.resolution", "10")
+    model = ("--model_type", "dqn-minatar", "--model.planes", "8")
+    check(options("--config", "dqn-cartpole", "--game", "Parts-v0", *words, *model, *SMALL), seconds=0)
+    lines = lines_of(capsys.readouterr().out)
+    assert "map Box(0, 255, (4, 4, 3), uint8) picture uint8 [10, 10], 2 seen together Conv2d 8 3x3/1" in lines
+    assert "goal.1 MultiBinary(2) left out not stored" in lines
+
+
+@pytest.mark.parametrize(
+    "words, line, why",
+    [
+        (("--game", "Endless-v0"), "", "steps of the observations of Sequence(Discrete(2), stack=False) have no fixed"),
+        (("--game", "Pendulum-v1"), "action continuous float32 [1] in -2 .. 2", "cannot take the continuous actions"),
+        (("--game", "Parts-v0", "--model_type", f"{__name__}:PicturesAlone"), "", "has 7 numbers beside them: keep"),
+        (("--game", "Parts-v0"), "action discrete int64 2 actions", "model_type=dqn-mlp takes vector observations"),
+    ],
+)
+def test_what_is_refused_is_told_with_the_table(parts, options, capsys, words, line, why):
+    with pytest.raises(SystemExit) as refused:
+        options("--config", "dqn-cartpole", *words, *SMALL)
+    printed = capsys.readouterr()
+    assert refused.value.code == 2 and why in printed.err
+    assert line in lines_of(printed.out) or not line
+
+
+class Slow(gym.Env):
+    observation_space, action_space, seconds = spaces.Box(-1, 1, (3,)), spaces.Discrete(2), 0.25
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        time.sleep(self.seconds)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return np.zeros(3, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.slow
+def test_a_slow_environment_is_checked_within_20_seconds(options, monkeypatch, capsys):
+    """An R2D2 sequence has 125 steps, which take this environment half a minute."""
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    gym.register("Slow-v0", Slow)
+    chosen = options(
+        "--config", "r2d2-cartpole", "--game", "Slow-v0", "--agent.burn_in", "40", "--agent.unroll_length", "80"
+    )
+    began = time.monotonic()
+    check(chosen)
+    assert time.monotonic() - began < 20
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (
+        "its checker is left out: a reset takes 0.25 s and a step 0.25 s" in printed
+        and "speed 4 agent steps/s an actor" in printed
+    )
+
+
+def test_a_non_finite_loss_is_a_problem(options, monkeypatch):
+    measured = throughput.measure
+    monkeypatch.setattr(throughput, "measure", lambda *arguments: measured(*arguments)._replace(sound=False))
+    with pytest.raises(ConfigurationError, match="not finite"):
+        check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
+
+
+def test_an_update_that_changes_nothing_is_unsound(options):
+    chosen = options("--config", "impala-cartpole", "--agent.lr_schedule_updates", "9", *SMALL)
+    object.__setattr__(chosen.agent, "baseline_cost", 9e299)  # far beyond its bounds
+    assert not throughput.measure(chosen, validation.environment_spec(chosen), 0).sound
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("dqn-cartpole",), 8.0),
+        (("impala-cartpole",), 1.0),
+        (("impact-cartpole",), 2.0),
+        (("replay-minatar-breakout",), 2.0),
+        (("laser-minatar-breakout",), 4.0),
+        (("impact-cartpole", "--memory.max_reuse", "3"), 3.0),
+    ],
+)
+def test_samples_per_step_follow_the_rate_limiter_or_strategy(words, expected, options):
+    assert options("--config", *words).samples_per_step == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "costs", "expected"),
+    [
+        # With 8 samples per step and batches of 64, each step needs an eighth of an update.
+        ((), StepCosts(1e-3, 8e-4, True, 2, 1), 1_000),  # one actor is slowest
+        (("--num_actors", "4"), StepCosts(1e-3, 8e-3, True, 8, 1), 1_000),  # the learner is slowest
+        (("--num_actors", "4"), StepCosts(1e-3, 8e-4, True, 2, 1), 2 / 1.1e-3),  # the cores limit
+        (("--num_actors", "4"), StepCosts(1e-3, 4e-3, True, 2, 2), 1_000),  # the learner's threads count
+        (("--engine", "inline"), StepCosts(1e-3, 8e-3, True, 2, 1), 500),
+    ],
+)  # inline: one after the other
+def test_the_estimate_is_the_smallest_bound(words, costs, expected, options):
+    chosen = options("--config", "dqn-cartpole", *words)
+    assert throughput.steps_per_second(chosen, costs, 1) == pytest.approx(expected)
+
+
+def test_the_estimate_of_synchronous_collection_adds_up_what_takes_turns(options):
+    chosen = options("--config", "ppo-cartpole", "--num_actors", "2")  # 8 environments
+    costs = StepCosts(1e-3, 4e-3, True, 8, 1)
+    assert throughput.steps_per_second(chosen, costs, 10) == pytest.approx(1 / (1e-3 / 2 + 4e-3 / 80))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--steps", "3000"), "about 0:00:03 (3,000 agent steps)"),  # 1,000 to fill and 2,000 more at 1,000 a second
+        (("--updates", "500"), "about 0:00:05 (500 updates)"),  # the samples of 4,000 steps
+        (("--steps", "3000", "--seconds", "2"), "about 0:00:02 (as asked)"),
+        (("--steps", "none"), "a million agent steps take about 0:16:40"),
+    ],
+)
+def test_the_estimated_time_is_that_of_the_first_limit_reached(words, told, options, monkeypatch, capsys):
+    monkeypatch.setattr(throughput, "measure", lambda *arguments: StepCosts(1e-3, 8e-4, True, 8, 1))
+    check(options("--config", "dqn-cartpole", *words))
+    assert told in capsys.readouterr().out

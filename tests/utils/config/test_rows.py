@@ -1,0 +1,185 @@
+"""Dotted option names are listed, changed and parsed from text."""
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from core.common.settings import JsonText, frozen_dataclass
+from utils.config.rows import changed, closest, declared, flatten, from_words, split_values
+
+
+@frozen_dataclass
+class Inner:
+    lr: float = Field(default=0.1, gt=0, le=1e9)
+    sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(default=(1, 2), strict=False)
+    loss: Literal["huber", "squared"] = "huber"
+    text: JsonText = "{}"
+
+
+@frozen_dataclass
+class Outer:
+    seed: int = Field(default=1, ge=0)
+    name: str | None = None
+    double: bool = True
+    inner: Inner = Inner()
+
+
+def test_options_are_listed_by_their_dotted_names():
+    assert flatten(Outer()) == {
+        "seed": 1,
+        "name": None,
+        "double": True,
+        "inner.lr": 0.1,
+        "inner.sizes": (1, 2),
+        "inner.loss": "huber",
+        "inner.text": "{}",
+    }
+    assert declared(Outer())["inner.lr"].annotation is float and declared(Outer()).keys() == flatten(Outer()).keys()
+
+
+def test_a_change_makes_a_copy_and_keeps_the_rest():
+    outer = Outer()
+    after, refused = changed(outer, {"inner.lr": 1, "seed": 5, "inner.sizes": [3, 4], "inner.text": {"a": [1]}})
+    assert after == Outer(5, None, True, Inner(1.0, (3, 4), "huber", '{"a": [1]}')) and refused == {}
+    assert isinstance(after.inner.lr, float)
+    assert outer == Outer()
+
+
+def test_refused_values_are_left_out_and_told_by_their_dotted_names():
+    after, refused = changed(
+        Outer(), {"seed": -1, "name": "a", "inner.lr": 0, "inner.sizes": (1, 0), "inner.loss": "l1"}
+    )
+    assert after == Outer(name="a")
+    assert refused == {
+        "seed": "seed=-1 must be at least 0",
+        "inner.lr": "inner.lr=0 must be greater than 0",
+        "inner.sizes": "inner.sizes=0 must be at least 1",
+        "inner.loss": "inner.loss='l1' must be one of huber, squared",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("seed", 1.5, "must be a valid integer"),
+        ("seed", "1", "must be a valid integer"),
+        ("seed", True, "must be a valid integer"),
+        ("seed", None, "must be a valid integer"),
+        ("double", 1, "must be a valid boolean"),
+        ("name", 3, "must be a valid string"),
+        ("inner.lr", "1", "must be a valid number"),
+        ("inner.lr", float("nan"), "must be finite"),
+        ("inner.lr", float("inf"), "must be finite"),
+        ("inner.lr", 10**400, "must be a valid number"),
+        ("inner.sizes", [1, "a"], "must be a valid integer"),
+        ("inner.sizes", 3, "must be a valid tuple"),
+        ("inner.text", {1: object()}, "must be a valid string"),
+        ("inner.loss", ["huber"], "must be one of huber, squared"),
+    ],
+)
+def test_values_must_be_of_the_declared_type(name, value, reason):
+    after, refused = changed(Outer(), {name: value})
+    assert after == Outer() and list(refused) == [name] and refused[name].endswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("texts", "annotation", "value"),
+    [
+        (["7"], int, 7),
+        (["-7"], int, -7),
+        (["1e6"], int, 1_000_000),
+        (["200_000"], int, 200_000),
+        (["12345678901234567891"], int, 12345678901234567891),
+        (["1.5"], int, 1.5),
+        (["1e-4"], float, 1e-4),
+        (["-2"], float, -2.0),
+        (["none"], float | None, None),
+        (["None"], int | None, None),
+        (["3"], int | None, 3),
+        (["pong"], str, "pong"),
+        (["1e6"], str, "1e6"),
+        (["a b"], str, "a b"),
+        (["None"], str | None, None),
+        (["84", "96"], tuple[int, int], (84, 96)),
+        (["84"], int | tuple[int, int], 84),
+        (["84", "96"], int | tuple[int, int], (84, 96)),
+        (["64"], tuple[int, ...], (64,)),
+        (["2"], Literal[1, 2], 2),
+        (["2"], Literal["1", "2"], "2"),
+        (["no"], bool | None, False),
+        (["none"], bool | None, None),
+    ],
+)
+def test_words_are_parsed_as_the_declared_type(texts, annotation, value):
+    read = from_words(texts, annotation)
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("False", False),
+        ("false", False),
+        ("0", False),
+        ("no", False),
+        ("True", True),
+        ("true", True),
+        ("1", True),
+        ("yes", True),
+    ],
+)
+def test_boolean_words_are_parsed(text, value):
+    assert from_words([text], bool) is value
+
+
+def test_a_boolean_without_a_value_is_true():
+    assert from_words([], bool) is True
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("inner.lr", ["abc"]),
+        ("seed", ["1.5"]),
+        ("seed", []),
+        ("seed", ["1", "2"]),
+        ("double", ["maybe"]),
+        ("double", [""]),
+        ("seed", ["nan"]),
+        ("seed", ["inf"]),
+        ("seed", ["--"]),
+        ("seed", ["9" * 5_000]),
+        ("seed", ["true"]),
+        ("name", ["a", "b"]),
+        ("name", []),
+        ("inner.sizes", ["1", "a"]),
+    ],
+)
+def test_words_of_another_type_are_refused(name, texts):
+    assert list(changed(Outer(), {name: from_words(texts, declared(Outer())[name].annotation)})[1]) == [name]
+
+
+@pytest.mark.parametrize(
+    ("text", "separator", "values"),
+    [
+        ("1,2", ",", ["1", "2"]),
+        ('{"a": 1, "b": 2},{}', ",", ['{"a": 1, "b": 2}', "{}"]),
+        ('["a,]b", 1],3', ",", ['["a,]b", 1]', "3"]),
+        ("256 256", " ", ["256", "256"]),
+        ('{"a": [1, 2]}', " ", ['{"a": [1, 2]}']),
+        ("", ",", [""]),
+    ],
+)
+def test_values_are_split_outside_json_only(text, separator, values):
+    assert split_values(text, separator) == values
+
+
+def test_a_misspelt_option_finds_the_closest():
+    known = ["agent.learning_rate", "agent.batch_size", "memory.capacity", "seed", "num_actors"]
+    assert closest("memroy.capacity", known)[0] == "memory.capacity"
+    assert closest("learning_rte", known)[0] == "agent.learning_rate"
+    assert closest("agent.bach_size", known)[0] == "agent.batch_size"
+    assert closest("num_actor", known)[0] == "num_actors"
+    assert closest("zzzzzz", known) == []

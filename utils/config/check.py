@@ -1,0 +1,300 @@
+"""Run `--check`: print what a row is and needs, test the contracts of its parts, and estimate its speed.
+
+Nothing is trained, and no file is written.
+"""
+
+import dataclasses
+import re
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium.utils.env_checker import check_env
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from core.acting.validated_env import play_randomly, random_actions
+from core.agent import Agent
+from core.common.foreign_code import foreign_code, text_of
+from core.common.system import available_bytes
+from core.env import Env
+from core.metrics.progress import count, duration
+from core.model import Model
+from core.models.layers.torsos import PictureAndVectorTorso
+from core.runtime.options import make_env
+from core.specs import ArraySpec, EnvSpec, ObservationPart, PartKind
+from utils.config import memory_budget, throughput, validation
+from utils.config.rows import class_defaults, flatten
+from utils.errors import ConfigurationError
+from utils.options import Options
+
+PLAY_STEPS = 300  # Agent steps of random play.
+PROBE_SECONDS = 2.0  # Duration of acting, and of updates.
+PLAY_SECONDS = 3.0  # Limit of random play, and of gymnasium's checker.
+CHECKER_CALLS = 16  # Approximate number of resets and steps that gymnasium's checker makes.
+STEP_SECONDS = 0.5  # Limit of a step of all environments; fewer slow environments are played.
+WIDTH = 120  # Minimum columns of tables.
+TABLE: dict[str, Any] = {"title_justify": "left", "box": None, "padding": (0, 2, 0, 0)}
+MAX_LAYERS = 4  # Layers of one kind that are listed; more are counted.
+COLORS = re.compile(r"\x1b\[\d*m")
+
+
+def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
+    """Print what these validated options are, need and cost.
+
+    An error that would end a training is a problem; one that a training would survive is a warning.
+
+    Raises:
+        ConfigurationError: problems were found; it lists all of them.
+    """
+    if options.num_envs_per_actor == 0:
+        options = throughput.resolve_num_envs(options)
+    console, problems = wide_console(), list[str]()
+    console.print(_settings(options))
+    spec = validation.environment_spec(options)
+    warnings_found = [spec.warning] if spec.warning else []
+    agent, facts, pace = options.make_agent(spec), Table.grid(padding=(0, 2)), Pace(0.0, 0.0)
+    stages: list[tuple[str, Callable[[], tuple[str, list[str]]]]] = [
+        ("random play", lambda: _random_play(options, pace)),
+        ("gymnasium", lambda: _gymnasium(options, pace)),
+        ("speed", lambda: _speed(options, agent, seconds, pace)),
+    ]
+    console.print(table(spec, agent.model))
+    for name, text in _parts(options, spec, agent):
+        facts.add_row(name, text)
+    with suppress(Exception), foreign_code("the environment", may_lack_packages=True):
+        pace = _pace(options)  # The stages below report the error.
+    for name, stage in stages:
+        try:
+            with foreign_code("the environment", may_lack_packages=True):
+                text, more = stage()
+        except Exception as error:  # User classes may raise anything.
+            traceback.print_exc()
+            problems.append(f"{name}: {type(error).__name__}: {text_of(error)}")
+        else:
+            warnings_found += more
+            if text:
+                facts.add_row(name, text)
+    console.print(facts)
+    for warning in warnings_found:
+        console.print(f"warning: {warning}", markup=False)
+    if problems:
+        raise ConfigurationError(problems)
+    number = f", {len(warnings_found)} warnings" if warnings_found else ""
+    console.print(f"{options.config}: no problem found{number}")
+
+
+class Pace(NamedTuple):
+    """Seconds that a reset and a step of one environment take."""
+
+    reset: float
+    step: float
+
+    def num_envs(self, options: Options) -> int:
+        """Return the number of environments to play: the run's, or as many as can step within STEP_SECONDS."""
+        return min(options.num_envs_per_actor, max(int(STEP_SECONDS / max(self.step, 1e-9)), 1))
+
+
+def _pace(options: Options) -> Pace:
+    """Time a reset and the second step of one environment, because the first step includes lazy initialisation."""
+    with closing(_environments(options, 1)) as env:
+        generator, times = np.random.default_rng(options.seed), [time.perf_counter()]
+        env.reset(options.seed)
+        for _ in range(2):
+            times.append(time.perf_counter())
+            env.step(random_actions(env.spec.action, 1, generator))
+        times.append(time.perf_counter())
+    return Pace(times[1] - times[0], times[3] - times[2])
+
+
+def _environments(options: Options, count: int) -> Env:
+    """Create `count` environments as an actor does."""
+    return make_env(options, count, training=True, num_threads=options.actor.env_threads)
+
+
+# description ----------------------------------------------------------------------------------------------------------
+def _settings(options: Options) -> Table:
+    """Return a table of every option, with the default where it differs."""
+    table = Table("option", "value", "default, where it differs", title=f"options of {options.config}", **TABLE)
+    defaults = class_defaults(options)
+    for name, value in flatten(options).items():
+        if (default := defaults.get(name, value)) == value:
+            table.add_row(name, str(value), "")
+        else:
+            table.add_row(name, str(value), str(default), style="bold")
+    return table
+
+
+def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str]]:
+    rings, window = memory_budget.layouts(options, spec, agent), agent.window
+    layout, stored = rings[0], memory_budget.stored_bytes(options, rings, window)
+    parameters = sum(parameter.numel() for parameter in agent.model.parameters())
+    return [
+        (
+            "environment",
+            f"observations {describe(ArraySpec(spec.observation_shape, spec.frame.dtype))}, frames per step: "
+            f"{spec.frames_per_step}; {options.num_actors} x {options.num_envs_per_actor} environments",
+        ),
+        ("step", ", ".join(f"{name} {describe(array)}" for name, array in layout.fields.items())),
+        ("recurrent state", ", ".join(map(describe, layout.states)) or "none"),
+        ("network", f"{options.model_type} on {options.device}: {parameters:,} parameters"),
+        ("batch", f"{options.batch_size} windows of {window.length + 1} steps"),
+        (
+            "memory",
+            f"{memory_budget.needed_bytes(options, spec, stored):,} bytes needed, of which {stored:,} are the replay; "
+            f"{available_bytes():,} are free",
+        ),
+    ]
+
+
+# tests ----------------------------------------------------------------------------------------------------------------
+def _random_play(options: Options, pace: Pace) -> tuple[str, list[str]]:
+    """Play at random and return a verdict and warnings about broken clauses of the environment's contract.
+
+    Errors that would end a run are raised.
+    """
+    num_envs = pace.num_envs(options)
+    steps = min(-(-PLAY_STEPS // num_envs), max(int(PLAY_SECONDS / max(pace.step * num_envs, 1e-9)), 1))
+    with closing(_environments(options, num_envs)) as env:
+        violations, episodes = play_randomly(env, num_envs, steps, options.seed)
+    verdict = "broken" if violations else "shapes, dtypes, values, ends are right"
+    return f"{steps * num_envs} agent steps, {episodes} episodes ended: {verdict}", violations
+
+
+def _gymnasium(options: Options, pace: Pace) -> tuple[str, list[str]]:
+    """Run gymnasium's checker on the unwrapped environment; return its warnings as text, and its error as a warning."""
+    env = options.env_class.gymnasium_env(options.env, options.game)
+    if env is None:
+        return "", []
+    if CHECKER_CALLS * max(pace) > PLAY_SECONDS:
+        env.close()
+        return f"its checker is left out: a reset takes {pace.reset:.2f} s and a step {pace.step:.2f} s", []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env, skip_render_check=True)
+        except Exception as error:
+            return "", [f"gymnasium's checker: {type(error).__name__}: {error}"]
+        finally:
+            env.close()
+    return "\n".join(COLORS.sub("", str(warning.message)) for warning in caught) or "its checker found nothing", []
+
+
+# speed ----------------------------------------------------------------------------------------------------------------
+def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[str, list[str]]:
+    """Measure acting and learning and return the estimate.
+
+    Raises:
+        ValueError: no update changed any parameter, with which a run would end.
+    """
+    played = options
+    if (num_envs := pace.num_envs(options)) != options.num_envs_per_actor:
+        actor = dataclasses.replace(options.actor, num_env_splits=1)
+        played = dataclasses.replace(options, num_envs_per_actor=num_envs, actor=actor)
+    costs = throughput.measure(played, agent.spec, seconds)
+    if not costs.sound:
+        raise ValueError("the loss of the first updates was not finite, so they changed nothing")
+    rate = throughput.steps_per_second(options, costs, agent.samples_per_window)
+    text = (
+        f"{1 / costs.act:,.0f} agent steps/s an actor, "
+        f"{1 / costs.update:,.1f} updates/s with {costs.threads} of {costs.cores} cores\n"
+        f"estimate: {rate:,.0f} agent steps/s, if nothing is lost between processes and nothing else runs here\n"
+        f"{_budget(options, costs, rate, agent)}"
+    )
+    return text, []
+
+
+def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: Agent) -> str:
+    """Return a text about the time until the run stops by itself."""
+
+    def seconds_of(steps: float) -> float:
+        warmup = min(options.rate_limiter.min_replay_size, steps)
+        return warmup * costs.act / options.num_actors + (steps - warmup) / rate
+
+    times: dict[str, Any] = {}
+    if options.steps is not None:
+        times[f"{count(options.steps)} agent steps"] = seconds_of(options.steps)
+    if options.updates is not None:
+        samples = options.updates * options.batch_size * agent.samples_per_window
+        steps = options.rate_limiter.min_replay_size + samples / options.samples_per_step
+        times[f"{count(options.updates)} updates"] = seconds_of(steps)
+    if options.seconds is not None:
+        times["as asked"] = options.seconds
+    if not times:
+        million = duration(seconds_of(1e6))
+        return f"no steps, updates or seconds say when to stop; a million agent steps take about {million}"
+    budget, shortest = min(times.items(), key=lambda item: item[1])
+    return f"time to the budget: about {duration(shortest)} ({budget})"
+
+
+# spaces ---------------------------------------------------------------------------------------------------------------
+def wide_console() -> Console:
+    """Return a console in which tables are readable, whatever the terminal's width."""
+    console = Console(highlight=False)
+    console.width = max(console.width, WIDTH)
+    return console
+
+
+def print_refused(options: Options) -> None:
+    """Print the table of an environment that can be made although these options are refused."""
+    with suppress(Exception):  # Why the environment cannot be made is one of the problems.
+        wide_console().print(table(validation.environment_spec(options), None))
+
+
+def table(spec: EnvSpec, model: Model | None) -> Table:
+    """Return a line for each part of an observation and one for the action.
+
+    Args:
+        spec: Environment.
+        model: Network that reads the observations; None leaves it out.
+    """
+    columns = ("part", "space", "kind", "stored", "network")
+    lines = Table(*columns, title=f"spaces of {spec.name}", **TABLE)
+    only = ObservationPart("observation", "", "picture" if spec.is_image else "vector", spec.frame.shape)
+    for part in spec.parts or [only]:
+        network = describe_torso(model, part.kind) if model is not None and part.shape else ""
+        lines.add_row(part.name, part.space, part.kind, _stored(part, spec), network)
+    chosen = spec.action.description + (", those that a mask allows" if spec.has_action_mask else "")
+    lines.add_row("action", "", type(spec.action).__name__.lower(), describe(spec.action.array), chosen)
+    return lines
+
+
+def describe(array: ArraySpec) -> str:
+    """Return dtype and shape of an array."""
+    return f"{array.dtype} {list(array.shape)}" if array.shape else array.dtype
+
+
+def describe_torso(model: Model, kind: PartKind) -> str:
+    """Return the layers of the model's first torso that parts of this kind pass, before they join others or a head."""
+    torsos = (getattr(module, "torso", None) for module in model.modules())
+    torso = next((torso for torso in torsos if isinstance(torso, nn.Module)), None)
+    if torso is None:  # A model of a user need not have one.
+        return type(model).__name__
+    if joined := next((layer for layer in torso.modules() if isinstance(layer, PictureAndVectorTorso)), None):
+        torso = joined.convolutions if kind == "picture" else joined.vector
+    layers = [layer for layer in torso.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    counts = Counter(map(type, layers))
+    listed = [_layer(layer) for layer in layers if counts[type(layer)] <= MAX_LAYERS]
+    counted = [f"{count} {kind.__name__}" for kind, count in counts.items() if count > MAX_LAYERS]
+    return ", ".join(counted + listed) or "none: the heads read the numbers"
+
+
+def _layer(layer: nn.Module) -> str:
+    if isinstance(layer, nn.Conv2d):
+        (height, width), stride = layer.kernel_size, layer.stride[0]
+        return f"Conv2d {layer.out_channels} {height}x{width}/{stride}"
+    return f"Linear {layer.out_features}"
+
+
+def _stored(part: ObservationPart, spec: EnvSpec) -> str:
+    if not part.shape:
+        return "not stored"
+    is_picture = part.kind == "picture"
+    array = ArraySpec(spec.picture_shape, spec.frame.dtype) if is_picture else ArraySpec(part.shape, "float32")
+    return describe(array) + (f", {spec.frame_stack} seen together" if spec.frame_stack else "")
