@@ -162,11 +162,10 @@ def started_ingest(context: Any) -> Any:
 
 def on_ray(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what `measure` returns on a Ray cluster of this machine alone."""
-    from core.common.processes import ALLOCATOR_VARIABLES
     from core.engines.ray.cluster import Cluster
     from core.runtime.options import RayParams
 
-    cluster = Cluster(RayParams(), {"ingest": {"CPU": 2.0, "GPU": 0.0}}, ALLOCATOR_VARIABLES)
+    cluster = Cluster(RayParams(), {"ingest": {"CPU": 2.0, "GPU": 0.0}})
     try:
         return measure()
     finally:

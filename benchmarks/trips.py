@@ -9,6 +9,7 @@ leaves out reports and checkpoints: it is what happens between an observation an
 """
 
 import argparse
+import inspect
 import os
 import shutil
 import subprocess
@@ -47,7 +48,8 @@ class Trace:
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(self._folders) or code.co_name.startswith("<"):
+        is_function = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")  # no body of a class
+        if event != "call" or not is_function or not code.co_filename.startswith(self._folders):
             return
         callers, caller = [], frame
         while caller is not None:
