@@ -328,7 +328,7 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
     """Write one line per point: run, step, seconds and a column for each metric of the runs."""
     metrics = list(runs[0].curves)
     with path.open("w", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*POINT, *(COLUMNS.get(metric, metric) for metric in metrics)])
         for run in runs:
             points: dict[tuple[float, float], dict[str, float]] = {}
