@@ -17,7 +17,7 @@ SOURCES = sorted(
 )
 SHELLS = {"sh", "bash", "dash", "zsh", "/bin/sh", "/bin/bash", "/usr/bin/env"}
 # starts a shell with a fixed text: see docs/reliability.md
-SWEEPER = PROJECT / "core" / "engines" / "ray" / "sweeper.py"
+SWEEPER = PROJECT / "core" / "engines" / "ray" / "cluster.py"
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 

@@ -59,7 +59,7 @@ def allocated(monkeypatch):
 
     def noted(self, specs):
         original(self, specs)
-        made.append(sum(array.nbytes for array in self._arrays.values()))
+        made.append(sum(array.nbytes for array in self.values()))
 
     monkeypatch.setattr(SharedArrays, "__init__", noted)
     monkeypatch.setattr(Memory, "__init__", lambda *arguments: pytest.fail("the replay was made"))
