@@ -117,18 +117,21 @@ class Program:
         }
         return server
 
-    def leftovers(self, seconds: float = 3) -> list[str]:
+    def leftovers(self, seconds: float = 3, was_killed: bool = False) -> list[str]:
         """Return what outlives the program: processes, named shared memory and temporary files.
 
         Ports need no check of their own, because only a process can hold one open.
 
         Args:
             seconds: How long processes may take to end.
+            was_killed: Main was killed, and its children with it. Temporary files do not count then, because a killed
+                process cannot remove the file that it was writing.
         """
         deadline = time.monotonic() + seconds
         while (running := self._running()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return running + [str(path) for path in (*self._named, *self.root.rglob(".temporary_*")) if path.exists()]
+        temporary = () if was_killed else self.root.rglob(".temporary_*")
+        return running + [str(path) for path in (*self._named, *temporary) if path.exists()]
 
     def _running(self) -> list[str]:
         return [

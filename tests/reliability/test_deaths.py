@@ -255,7 +255,7 @@ def test_f13_f55_killing_main_ends_its_children_and_theirs(tmp_path):
         program.children()
         assert [len(started) for started in program.strays().values()] == [4]
         os.kill(program.process.pid, signal.SIGKILL)
-        assert not program.leftovers(seconds=3 * SLOW)
+        assert not program.leftovers(seconds=3 * SLOW, was_killed=True)
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_f56_f58_sigquit_during_imports_leaves_no_process(tmp_path):
         program.until(lambda: (program.children(), len(program.family) >= 5)[1], 60, "children to be started")
         os.kill(program.process.pid, signal.SIGQUIT)
         assert program.until_ended(3 * SLOW) == -signal.SIGQUIT
-        assert not program.leftovers(seconds=3 * SLOW)
+        assert not program.leftovers(seconds=3 * SLOW, was_killed=True)
 
 
 def no_descriptors(pid: int) -> tuple[int, int]:
