@@ -32,8 +32,8 @@ BATCH_SIZE, HIDDEN, LEARN_START, NUM_ENVS = 256, 256, 1_000, 8
 START_SECONDS = 60  # Start-up of our side: processes, filling the memory, compiling.
 
 
-def ours(agent: str, game: str, seconds: float) -> float:
-    """Return the agent steps per second of `python main.py`, with one update per step."""
+def ours(agent: str, game: str, seconds: float, *words: str) -> float:
+    """Return the agent steps per second of `python main.py`, with one update per step, compiled as the row says."""
     lines = train(
         START_SECONDS + seconds,
         "--config",
@@ -53,10 +53,16 @@ def ours(agent: str, game: str, seconds: float) -> float:
         str(BATCH_SIZE),
         "--learner.log_period",
         "1",
+        *words,
     )
     return training.rate(
         [line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.9 * BATCH_SIZE]
     )
+
+
+def ours_eager(agent: str, game: str, seconds: float) -> float:
+    """Return the same without compiled updates."""
+    return ours(agent, game, seconds, "--learner.compile", "no")
 
 
 def stable_baselines3(agent: str, game: str, seconds: float) -> float:
@@ -162,7 +168,7 @@ def _calls_per_second(call: Callable[[], object], seconds: float) -> float:
 
 Side = Callable[[str, str, float], float]
 GROUPS: dict[str, tuple[str, dict[str, Side]]] = {  # Unit and sides; the first side is compared with each other side.
-    "program": ("agent steps/s", {"ours": ours, "stable-baselines3": stable_baselines3}),
+    "program": ("agent steps/s", {"ours": ours, "ours, eager": ours_eager, "stable-baselines3": stable_baselines3}),
     "update": (
         "updates/s",
         {"compiled": compiled, "eager": eager, "stable-baselines3 update": stable_baselines3_update},

@@ -87,7 +87,7 @@ CONFIGS: list[dict[str, Any]] = [
      "agent_type": "dqn", "env_type": "minatar", "game": "breakout", "memory_type": "shared",
      "model_type": "dqn-minatar", "agent.n_step": 1, "agent.learning_rate": 2.5e-4, "agent.target_update_period": 1_000,
      "agent.exploration_epsilon_steps": 100_000, "agent.exploration_epsilon_end": 0.1, "memory.capacity": 100_000,
-     "rate_limiter.min_replay_size": 5_000, "learner.threads": 1, "steps": 1_000_000},
+     "rate_limiter.min_replay_size": 5_000, "learner.compile": "auto", "learner.threads": 1, "steps": 1_000_000},
     # Nature DQN (Mnih et al. 2015), with Rainbow's Adam in place of its RMSProp. Its table says 10,000 updates, but its
     # code copies the target every 10,000 agent steps, which are 2,500 updates.
     {"name": "dqn-pong-uniform",
@@ -268,7 +268,7 @@ SMALL_PONG = {"env_type": "atari", "game": "pong", "memory_type": "prioritized",
 MINATAR = {"env_type": "minatar", "memory_type": "shared", "agent.n_step": 1, "agent.learning_rate": 2.5e-4,
            "agent.optimizer_eps": 1.5e-4, "agent.target_update_period": 1_000,
            "agent.exploration_epsilon_steps": 100_000, "agent.exploration_epsilon_end": 0.1, "memory.capacity": 100_000,
-           "rate_limiter.min_replay_size": 5_000, "learner.threads": 1, "steps": 2_000_000}
+           "rate_limiter.min_replay_size": 5_000, "learner.compile": "auto", "learner.threads": 1, "steps": 2_000_000}
 # BTR's parts at MinAtar's size: its losses, exploration and replay, and 64 environments with one update of 256 for a
 # step of all. The torso is that of the other MinAtar rows: BTR's would halve 10x10 three times and enlarge 2x2 to its
 # pool of 6x6. Periods are those of a run of 2 M steps. The target follows every 3,200 steps, about as in other rows.
@@ -503,7 +503,8 @@ CONTROL = {"env_type": "gym", "memory_type": "shared", "num_envs_per_actor": 1,
            "rate_limiter.samples_per_insert": 256.0, "rate_limiter.min_replay_size": 1_000,
            "rate_limiter.error_buffer": 40, "actor.chunk_length": 8, "actor.parameter_pull_period": 8,
            "learner.publish_period": 8, "learner.batches_per_sample": 16, "agent.random_exploration_steps": 1_000}
-MUJOCO = {"memory.capacity": 1_000_000, "evaluator.period": 60.0, "evaluator.episodes": 10, "steps": 1_000_000}
+MUJOCO = {"memory.capacity": 1_000_000, "learner.compile": "auto", "evaluator.period": 60.0, "evaluator.episodes": 10,
+          "steps": 1_000_000}
 PENDULUM = {"game": "Pendulum-v1", "memory.capacity": 50_000, "evaluator.period": 10.0, "evaluator.episodes": 20,
             "steps": 15_000}
 INVERTED_PENDULUM = {**MUJOCO, "game": "InvertedPendulum-v5", "steps": 30_000}

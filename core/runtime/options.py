@@ -69,8 +69,8 @@ class LearnerParams:
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers in which several learners send gradients; bfloat16 halves the bytes and rounds to 8 bits."""
     compile: Literal["auto", "yes", "no"] = "no"
-    """Compile updates on a CPU; auto does for value agents, PPO and PQN on vectors and small images in runs of 100,000
-    updates (PPO, PQN: minibatches)."""
+    """Compile updates on a CPU; auto does for agents of transitions, PPO and PQN on vectors and small images in runs of
+    100,000 updates (PPO, PQN: minibatches)."""
     microbatch_on_oom: bool = False
     """Take one gradient of pieces of a batch when GPU memory runs out."""
     publish_period: int = Field(default=10, ge=1, le=10**9)

@@ -28,7 +28,6 @@ from core.memory import DeviceMemory, Memory, batch_of, batch_state
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
 from core.runtime.run_state import COUNTS, RunState
-from core.specs import Discrete
 from core.types import Batch, Window, batch_size
 
 # With learner.compile auto, compiling, which takes up to a minute, is for runs of this many compiled calls and more.
@@ -227,7 +226,7 @@ def _compiles(context: Context, agent: Agent) -> bool:
     if options.learner.compile != "auto":
         return options.learner.compile == "yes"
     updates, calls = options.updates_of_run(agent.samples_per_window), agent.compiled_calls(agent.params)
-    is_measured = calls > 1 or (agent.samples_per_window == 1 and isinstance(context.spec.action, Discrete))
+    is_measured = calls > 1 or agent.samples_per_window == 1
     pays = (
         options.engine != "inline"  # so that a resumed run equals one that was not stopped
         and options.num_learners == 1

@@ -33,7 +33,9 @@ def chosen(root, monkeypatch, capsys):
         (("--config", "dqn-cartpole"), False),
         (("--config", "dqn-cartpole", "--learner.compile", "yes"), True),
         (("--config", "dqn-pong-small"), False),
-        (("--config", "ddpg-halfcheetah"), False),
+        (("--config", "ddpg-halfcheetah"), True),
+        (("--config", "ddpg-inverted-pendulum"), False),
+        (("--config", "sac-halfcheetah"), True),
         (("--config", "ppo-halfcheetah"), True),  # 488 updates of 320 minibatches
         (("--config", "ppo-halfcheetah", "--steps", "600000"), False),
         (("--config", "ppo-pong"), False),
