@@ -78,7 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
             *("--env=CartPole-v1", "--num_workers=1", "--num_envs_per_worker=4", "--worker_num_splits=1"),
             *("--rollout=128", "--batch_size=128", "--num_batches_per_epoch=4", "--num_epochs=4", "--use_rnn=False"),
             *("--actor_critic_share_weights=False", "--encoder_mlp_layers", "64", "64", "--nonlinearity=tanh"),
-            *("--recurrence=1", "--learning_rate=2.5e-4", "--max_grad_norm=0.5", "--lr_schedule=linear_decay"),
+            *("--recurrence=1", "--learning_rate=2.5e-4", "--max_grad_norm=0.5"),
         ),
     },
 }
