@@ -11,6 +11,7 @@ A finished part writes to docs/results the evaluations of its runs (<part>.csv),
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,6 @@ from utils.options import CONFIGS
 from utils.plot import curves, figures
 from utils.plot.__main__ import summary_table
 from utils.plot.figures import Array
-from utils.sweep.__main__ import tabulate
 from utils.sweep.subprocess_run import ChildRun, Runner, claimed, named, options_of
 
 MINATAR = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
@@ -179,25 +179,31 @@ def hours(part: Part) -> tuple[int, float, int]:
 
 
 def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
-    """Write the evaluations, curves and table of a part's complete runs."""
+    """Write the evaluations, curves and table of a part: of complete runs and of those that its data file holds.
+
+    A run that was trained again replaces the one in the data file.
+    """
     part, path = PARTS[name], output / name
-    found = curves.read([run.options.log_folder for run in runs], list(curves.COLUMNS))
-    found = [
-        each._replace(name=f"{run.row}-seed{run.options.seed}", settings={**each.settings, "row": run.row})
-        for each, run in zip(found, runs)
-    ]
-    curves.write_csv(path.with_name(f"{name}.csv"), found)
-    scores = [
-        each._replace(curves={curves.SCORE: curves.until(each.curves[curves.SCORE], run.options.steps)})
-        for each, run in zip(found, runs)
-    ]
-    figure = figures.draw_curves(curves.grouped(scores, ["row"]), ["steps"], "mean", part.title)
-    figures.save(figure, path, ["png"])
-    print(tabulate(runs, path.with_name(f"{name}-table")), end="")
+    data = path.with_name(f"{name}.csv")
+    earlier = curves.read([data], list(curves.COLUMNS)) if data.exists() else []
+    found = {run.name: run for run in earlier}
+    for run, trained in zip(runs, curves.read([run.options.log_folder for run in runs], list(curves.COLUMNS))):
+        within = {metric: curves.until(curve, run.options.steps) for metric, curve in trained.curves.items()}
+        label = f"{run.row}-seed{run.options.seed}"
+        found[label] = trained._replace(name=label, curves=within)
+    labels = [part.label(row, game) for game in part.games or ("",) for row in part.rows]
+    by_label = {
+        label: [run for other, run in sorted(found.items()) if re.fullmatch(f"{re.escape(label)}-seed\\d+", other)]
+        for label in labels
+    }
+    by_label = {label: same for label, same in by_label.items() if same}
+    curves.write_csv(data, [run for same in by_label.values() for run in same])
+    table = markdown(by_label)
+    path.with_name(f"{name}-table.md").write_text(table)
+    print(table, end="")
+    figures.save(figures.draw_curves(panels(part, by_label), ["steps"], "mean", part.title), path, ["png"])
     if part.games:
-        late = {
-            (run.row, run.options.seed): curves.late_score(each.curves[curves.SCORE]) for each, run in zip(scores, runs)
-        }
+        late = {label: np.array([_late(run) for run in same]) for label, same in by_label.items()}
         relative = over_games(part, late)
         figures.save(
             figures.draw_summary(relative, f"{part.title}: scores relative to the best row of each game", RELATIVE),
@@ -208,24 +214,52 @@ def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
         path.with_name(f"{name}-summary.md").write_text("\n".join(summary_table(games)) + "\n")
 
 
-def over_games(part: Part, late: Mapping[tuple[str, int], float]) -> dict[str, list[Array]]:
-    """Return for every row its scores [seeds] in each game, divided by the mean score of the game's best row.
+def markdown(by_label: Mapping[str, Sequence[curves.Run]]) -> str:
+    """Return a Markdown table with a line for each label: late scores, best evaluation, agent steps and minutes."""
+    lines = ["| row | mean | of each seed | best evaluation | agent steps | minutes |", "|---" * 6 + "|"]
+    for label, same in by_label.items():
+        late, points = [_late(run) for run in same], [run.curves[curves.SCORE] for run in same]
+        scores, best = " ".join(f"{score:.2f}" for score in late), max(curve.values.max() for curve in points)
+        steps, minutes = max(curve.steps[-1] for curve in points), (f"{each.seconds[-1] / 60:.1f}" for each in points)
+        cells = (label, f"{np.mean(late):.2f}", scores, f"{best:.2f}", f"{steps:,.0f}", " ".join(minutes))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def panels(part: Part, by_label: Mapping[str, Sequence[curves.Run]]) -> dict[str, list[curves.Run]]:
+    """Return runs by row, whose curves are those of the games; rows that lack a game are left out."""
+    if not part.games:
+        return {label: [_only(run, curves.SCORE) for run in same] for label, same in by_label.items()}
+    rows = dict[str, list[curves.Run]]()
+    for row in part.rows:
+        games = {game: by_label.get(part.label(row, game), ()) for game in part.games}
+        seeds = min(map(len, games.values()))
+        rows[row] = [
+            curves.Run(f"{row}-{seed}", {}, {game: runs[seed].curves[curves.SCORE] for game, runs in games.items()})
+            for seed in range(seeds)
+        ]
+    return {row: same for row, same in rows.items() if same}
+
+
+def _only(run: curves.Run, metric: str) -> curves.Run:
+    return run._replace(curves={metric: run.curves[metric]})
+
+
+def _late(run: curves.Run) -> float:
+    return curves.late_score(run.curves[curves.SCORE])
+
+
+def over_games(part: Part, late: Mapping[str, Array]) -> dict[str, list[Array]]:
+    """Return for every row of all games its scores [seeds] in each, divided by the mean of the game's best row.
 
     Args:
         part: The part, which has games.
-        late: Late scores by (label, seed).
+        late: Late scores [seeds] by label.
     """
-    scores: dict[str, list[Array]] = {}
-    for game in part.games:
-        by_row = {
-            row: np.array([score for (label, _), score in late.items() if label == part.label(row, game)])
-            for row in part.rows
-        }
-        best = max(values.mean() for values in by_row.values() if values.size)
-        for row, values in by_row.items():
-            if values.size:
-                scores.setdefault(row, []).append(values / best)
-    return scores
+    games = [{row: late[label] for row in part.rows if (label := part.label(row, game)) in late} for game in part.games]
+    complete = [row for row in part.rows if all(row in game for game in games)]
+    best = [max(scores.mean() for scores in game.values()) for game in games]
+    return {row: [game[row] / most for game, most in zip(games, best)] for row in complete}
 
 
 def main() -> int:

@@ -30,8 +30,8 @@ def test_hours_are_steps_by_rate(monkeypatch):
 
 def test_scores_are_relative_to_the_best_row_of_each_game():
     part = Part("Two rows", ("a", "b"), games=("x", "y"))
-    late = {("x-a", 1): 1.0, ("x-a", 2): 3.0, ("x-b", 1): 4.0, ("y-a", 1): 10.0, ("y-b", 1): 5.0, ("y-b", 2): 5.0}
-    scores = over_games(part, late)
+    late = {"x-a": [1.0, 3.0], "x-b": [4.0], "y-a": [10.0], "y-b": [5.0, 5.0]}
+    scores = over_games(part, {label: np.array(values) for label, values in late.items()})
     assert [values.tolist() for values in scores["a"]] == [[0.25, 0.75], [1.0]]
     assert [values.tolist() for values in scores["b"]] == [[1.0], [0.5, 0.5]]
 
