@@ -31,7 +31,6 @@ STORED_FILE = re.compile(r"\w+\.pt")
 PART = ".part_"  # prefix of other processes' files of the next checkpoint, and of their manifest entries (.json)
 PLAIN_TYPES = (bool, int, float, str, type(None))
 MAPPED_BYTES = 1 << 28  # size from which a file is memory-mapped, so that a replay is not held in memory twice
-BLOCK_BYTES = 1 << 24  # read at once when a file is hashed
 
 
 class CheckpointError(Exception):
@@ -269,11 +268,8 @@ def read_torch(path: Path) -> Any:
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file as hexadecimal digits."""
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # parts of both --------------------------------------------------------------------------------------------------------

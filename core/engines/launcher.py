@@ -16,7 +16,7 @@ class ReportedError(NamedTuple):
     message: str
     notes: str  # each in parentheses
     traceback: str
-    is_of_peer: bool = False  # another learner was lost, and this process could not go on without it
+    is_of_peer: bool  # another learner was lost, and this process could not go on without it
 
 
 class ExitStatus(NamedTuple):

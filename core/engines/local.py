@@ -25,6 +25,7 @@ from core.common.processes import (
     signals_blocked,
 )
 from core.device.torch_runtime import use_threads
+from core.distributed.learner_group import PeerLostError
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle, ReportedError
 from core.engines.run_end import DONE, TRAINING_FAILED, exit_code_of
 from core.engines.strays import Strays, end_marked, mark_forks
@@ -108,7 +109,7 @@ class LocalProcess(ProcessHandle):
         if report is None:
             return ExitStatus(code, done=True)
         if report:
-            return ExitStatus(code, error=ReportedError(*report))
+            return ExitStatus(code, error=report)
         if code >= 0:
             return ExitStatus(code, reason=f"exited with code {code} without an error message")
         if self._server and self._server != fork_server.server_pid():
@@ -162,7 +163,8 @@ def main(
     except BaseException as error:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         message = _shortened(f"{type(error).__name__}: {text_of(error)}")
-        report.send((message, notes, _shortened(traceback.format_exc())))
+        trace, is_of_peer = _shortened(traceback.format_exc()), isinstance(error, PeerLostError)
+        report.send(ReportedError(message, notes, trace, is_of_peer))
         exit_code = exit_code_of(error)
     report.close()
     sys.stdout.flush()

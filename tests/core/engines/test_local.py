@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from core.distributed.learner_group import PeerLostError
 from core.engines import local, run_end
 
 
@@ -34,6 +35,11 @@ def unreadable(context, index):
     raise Unreadable
 
 
+def peer_lost(context, index):
+    yield from done(context, index)
+    raise PeerLostError("learner 1 was lost")
+
+
 def ind(role, index):
     return 0
 
@@ -46,8 +52,9 @@ def beat(process_ind):
     ("process", "exit_code", "told"),
     [
         (done, run_end.DONE, None),
-        (failed, run_end.TRAINING_FAILED, "ValueError: a fault"),
-        (unreadable, run_end.TRAINING_FAILED, "Unreadable: (its __str__ raises RuntimeError)"),
+        (failed, run_end.TRAINING_FAILED, ("ValueError: a fault", False)),
+        (unreadable, run_end.TRAINING_FAILED, ("Unreadable: (its __str__ raises RuntimeError)", False)),
+        (peer_lost, run_end.TRAINING_FAILED, ("PeerLostError: learner 1 was lost", True)),
     ],
 )
 def test_a_process_exits_at_once_with_the_code_of_its_work(process, exit_code, told):
@@ -61,7 +68,7 @@ def test_a_process_exits_at_once_with_the_code_of_its_work(process, exit_code, t
         started.join(50)
         assert started.exitcode == exit_code
         said = receiver.recv()
-        assert (said and said[0]) == told
+        assert (said and (said.message, said.is_of_peer)) == told
     finally:
         started.kill()
         started.join()

@@ -15,7 +15,7 @@ from core.runtime.run_state import RunState
 
 PARAMS = SupervisorParams(stop_timeout=10.0, finish_timeout=900.0, max_restarts=2)
 KILLED = ExitStatus(-9, reason="was killed by signal 9")
-FAILED = ExitStatus(2, error=ReportedError("ValueError: broken", " (actor 0)", "Traceback of it"))
+FAILED = ExitStatus(2, error=ReportedError("ValueError: broken", " (actor 0)", "Traceback of it", is_of_peer=False))
 DONE = ExitStatus(0, done=True)
 
 

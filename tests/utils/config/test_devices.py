@@ -16,17 +16,6 @@ class Own(DQN):
 
 
 @pytest.fixture
-def refuse(root, capsys):
-    def refused(*words):
-        with pytest.raises(SystemExit) as exit:
-            read_options([*words, "--root", str(root)])
-        assert exit.value.code == 2
-        return capsys.readouterr().err
-
-    return refused
-
-
-@pytest.fixture
 def no_cuda(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)

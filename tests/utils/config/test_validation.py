@@ -31,17 +31,6 @@ class OwnMemory(QueueMemory):
 
 
 @pytest.fixture
-def refuse(root, capsys):
-    def refused(*words):
-        with pytest.raises(SystemExit) as exit:
-            read_options([*words, "--root", str(root)])
-        assert exit.value.code == 2
-        return capsys.readouterr().err
-
-    return refused
-
-
-@pytest.fixture
 def registered(monkeypatch):
     monkeypatch.setitem(MemoriesDict._targets, "own", OWN)
 
