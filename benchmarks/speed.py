@@ -1,12 +1,15 @@
 """Compare training speed with stable-baselines3 and with the limit of this machine: `make bench`.
 
-Both sides do the same work: Pong, Nature CNN, plain DQN (no double, n = 1), uniform memory, 8 environments, 8 samples
-learned from per agent step (batch 32: one update every 4 agent steps; batch 256: one every 32), all cores. The sides
-take turns (A B A B) in processes of their own. Reported are the median and the ratio of each pair. Start-up and the
-filling of the memory are not counted.
+    python -m benchmarks.speed                                        Pong, batches of 32 and of 256
+    python -m benchmarks.speed --case cartpole --batch_size 64        CartPole, two layers of 128 units
 
-The ceiling combines two separate measurements as if nothing were lost between them: environment and acting on one core,
-and updates on a batch in memory.
+Both sides do the same work: plain DQN (no double, n = 1), uniform memory, 8 environments, 8 samples learned from per
+agent step (batch 32: one update every 4 agent steps; batch 256: one every 32), all cores. The sides take turns (A B A
+B) in processes of their own. Reported are the median and the ratio of each pair. Start-up and the filling of the memory
+are not counted. Compiled, our side needs the compiler's files of an earlier run, or compiles while it is measured.
+
+The ceiling, of Pong only, combines two separate measurements as if nothing were lost between them: environment and
+acting on one core, and updates on a batch in memory.
 """
 
 import argparse
@@ -28,12 +31,12 @@ NUM_ENVS, SAMPLES_PER_STEP, LEARN_START = 8, 8, 2_000
 START_SECONDS = 20  # Start-up of our side: processes, filling the memory, catching up.
 
 
-def ours(batch_size: int, seconds: float) -> float:
+def ours(case: str, batch_size: int, seconds: float, *words: str) -> float:
     """Return the agent steps per second of `python main.py`."""
     lines = train(
         START_SECONDS + seconds,
         "--config",
-        "dqn-pong-uniform",
+        {"pong": "dqn-pong-uniform", "cartpole": "dqn-cartpole"}[case],
         "--num_actors",
         "1",
         "--num_envs_per_actor",
@@ -50,13 +53,18 @@ def ours(batch_size: int, seconds: float) -> float:
         "100",
         "--rate_limiter.samples_per_insert",
         str(SAMPLES_PER_STEP),
+        *words,
     )
-    return rate(
-        [line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.85 * SAMPLES_PER_STEP]
-    )
+    full = [line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.85 * SAMPLES_PER_STEP]
+    return rate([line for line in full if line["time"] > full[-1]["time"] - seconds])
 
 
-def ours_acting(batch_size: int, seconds: float) -> float:
+def ours_compiled(case: str, batch_size: int, seconds: float) -> float:
+    """Return the same with compiled updates."""
+    return ours(case, batch_size, seconds, "--steps", "1000000000", "--learner.compile", "yes")
+
+
+def ours_acting(case: str, batch_size: int, seconds: float) -> float:
     """Return the agent steps per second of an actor without a learner, with storing, pulling and reporting."""
     lines = train(
         10 + seconds,
@@ -74,25 +82,28 @@ def ours_acting(batch_size: int, seconds: float) -> float:
     return rate(after_start(lines, 5))
 
 
-def bare_acting(batch_size: int, seconds: float) -> float:
-    """Return the agent steps per second of environment and network alone; every side takes a batch size."""
+def bare_acting(case: str, batch_size: int, seconds: float) -> float:
+    """Return the agent steps per second of environment and network alone; every side takes case and batch size."""
     return acting(seconds)
 
 
-def stable_baselines3(batch_size: int, seconds: float) -> float:
+def stable_baselines3(case: str, batch_size: int, seconds: float) -> float:
     """Return the agent steps per second of stable-baselines3's DQN in this process."""
     import ale_py
     import gymnasium
     from stable_baselines3 import DQN
-    from stable_baselines3.common.env_util import make_atari_env
-    from stable_baselines3.common.vec_env import VecFrameStack
+    from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+    from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
     gymnasium.register_envs(ale_py)
-    env = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=NUM_ENVS, seed=0), n_stack=4)
+    if case == "pong":
+        env: VecEnv = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=NUM_ENVS, seed=0), n_stack=4)
+    else:
+        env = make_vec_env("CartPole-v1", n_envs=NUM_ENVS, seed=0)
     steps_per_update = batch_size // SAMPLES_PER_STEP
     train_freq, gradient_steps = max(steps_per_update // NUM_ENVS, 1), max(NUM_ENVS // steps_per_update, 1)
     agent = DQN(
-        "CnnPolicy",
+        "CnnPolicy" if case == "pong" else "MlpPolicy",
         env,
         buffer_size=100_000,
         learning_starts=LEARN_START,
@@ -100,6 +111,7 @@ def stable_baselines3(batch_size: int, seconds: float) -> float:
         train_freq=train_freq,
         gradient_steps=gradient_steps,
         target_update_interval=10_000,
+        policy_kwargs={} if case == "pong" else {"net_arch": [128, 128]},
         seed=0,
     )
     return stable_baselines3_rate(agent, LEARN_START + 1_000, seconds)
@@ -163,7 +175,7 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
     return samples / elapsed
 
 
-def ceiling(batch_size: int, seconds: float) -> float:
+def ceiling(case: str, batch_size: int, seconds: float) -> float:
     """Return the agent steps per second if acting and updates shared the cores without loss."""
     cores = len(os.sched_getaffinity(0))
     act = 1 / acting(seconds / 3)
@@ -182,7 +194,10 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-SIDES = {"ours": ours, "stable-baselines3": stable_baselines3, "ceiling": ceiling}
+SIDES = {
+    "pong": {"ours": ours, "stable-baselines3": stable_baselines3, "ceiling": ceiling},
+    "cartpole": {"ours": ours, "ours, compiled": ours_compiled, "stable-baselines3": stable_baselines3},
+}
 ACTING = {"actor": ours_acting, "bare environment and forward": bare_acting}
 
 
@@ -192,23 +207,25 @@ def measure_side(module: str, side: str, seconds: float, *words: str) -> float:
     return float(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1])
 
 
-def measure(side: str, batch_size: int, seconds: float) -> float:
+def measure(side: str, case: str, batch_size: int, seconds: float) -> float:
     """Return the rate of one side of this module."""
-    return measure_side("benchmarks.speed", side, seconds, "--batch_size", str(batch_size))
+    return measure_side("benchmarks.speed", side, seconds, "--case", case, "--batch_size", str(batch_size))
 
 
 def main() -> None:
     """Run the comparison, print it and write it as JSON; with --side, print the rate of one side."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--side", choices=[*SIDES, *ACTING])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--side")
+    parser.add_argument("--case", choices=SIDES, default="pong")
     parser.add_argument("--batch_size", type=int, default=0, help="batch size; 0 stands for 32 and 256")
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of each measurement")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "speed.json")
     options = parser.parse_args()
     if options.side:
-        print({**SIDES, **ACTING}[options.side](options.batch_size, options.seconds))
+        print({**SIDES[options.case], **ACTING}[options.side](options.case, options.batch_size, options.seconds))
         return
+    sides = SIDES[options.case]
     result: dict[str, object] = {
         "command": "python -m benchmarks.speed " + " ".join(sys.argv[1:]),
         "seconds": options.seconds,
@@ -217,30 +234,33 @@ def main() -> None:
         "versions": {**versions(), "stable-baselines3": version("stable-baselines3")},
     }
     for batch_size in [options.batch_size] if options.batch_size else [32, 256]:
-        rates: dict[str, list[float]] = {side: [] for side in SIDES}
+        rates: dict[str, list[float]] = {side: [] for side in sides}
         for _ in range(options.pairs):
-            for side in SIDES:
-                rates[side].append(measure(side, batch_size, options.seconds))
+            for side in sides:
+                rates[side].append(measure(side, options.case, batch_size, options.seconds))
                 print(f"batch {batch_size}: {side} {rates[side][-1]:.1f} agent steps/s", flush=True)
-        against, fraction = (
-            [mine / other for mine, other in zip(rates["ours"], rates[side])] for side in list(SIDES)[1:]
-        )
-        result[f"batch {batch_size}"] = {**rates, "ours / stable-baselines3": against, "ours / ceiling": fraction}
-        print(
-            f"batch {batch_size}: median {statistics.median(rates['ours']):.1f} agent steps/s, "
-            f"{statistics.median(against):.2f} times stable-baselines3, "
-            f"{statistics.median(fraction):.2f} of the ceiling"
-        )
-    playing: dict[str, list[float]] = {side: [] for side in ACTING}
-    for _ in range(options.pairs):
-        for side in ACTING:
-            playing[side].append(measure(side, 0, options.seconds / 2))
-            print(f"acting only: {side} {playing[side][-1]:.0f} agent steps/s", flush=True)
-    fraction = [mine / bare for mine, bare in zip(*playing.values())]
-    result["acting only"] = {**playing, "actor / bare": fraction}
-    print(f"acting only: {statistics.median(fraction):.2f} of the bare environment with the same network's forward")
+        ratios = {
+            f"ours / {side}": [mine / other for mine, other in zip(rates["ours"], rates[side])]
+            for side in list(sides)[1:]
+        }
+        result[f"batch {batch_size}"] = {**rates, **ratios}
+        for name, of_pairs in ratios.items():
+            print(f"batch {batch_size}: {name} {statistics.median(of_pairs):.2f}", flush=True)
+    if options.case == "pong":
+        result["acting only"] = _compare_acting(options.pairs, options.seconds / 2)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _compare_acting(pairs: int, seconds: float) -> dict[str, list[float]]:
+    playing: dict[str, list[float]] = {side: [] for side in ACTING}
+    for _ in range(pairs):
+        for side in ACTING:
+            playing[side].append(measure(side, "pong", 0, seconds))
+            print(f"acting only: {side} {playing[side][-1]:.0f} agent steps/s", flush=True)
+    fraction = [mine / bare for mine, bare in zip(*playing.values())]
+    print(f"acting only: {statistics.median(fraction):.2f} of the bare environment with the same network's forward")
+    return {**playing, "actor / bare": fraction}
 
 
 if __name__ == "__main__":
