@@ -51,6 +51,8 @@ class Part(NamedTuple):
         return "-".join(filter(None, (game, row)))
 
 
+# Options that the rows of V-trace on MinAtar had in the study; the lambda_batches of elite replay were 20,000.
+FORMER_MINATAR = ("--agent.batch_size", "16", "--agent.trace_lambda", "1", "--agent.entropy_cost", "0.01")
 REPLAY = ("impala", "replay", "clear", "laser", "attentive", "elite1", "elite3")
 PARTS = {
     "small": Part("CartPole", ("dqn", "rainbow", "iqn", "r2d2", "impala", "impact", "ppo", "a2c", "pqn"), "-cartpole"),
@@ -59,7 +61,7 @@ PARTS = {
         "V-trace with replay: MinAtar breakout",
         REPLAY,
         "-minatar-breakout",
-        words=(STEPS, "500000", "--evaluator.steps", "25000"),
+        words=(STEPS, "500000", "--evaluator.steps", "25000", *FORMER_MINATAR),
     ),
     "rainbow-study-breakout": Part(
         "DQN and Rainbow: MinAtar breakout",

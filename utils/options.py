@@ -372,8 +372,11 @@ ON_ATARI = {"env_type": "atari", "model_type": "impala-cnn", "agent.lr_schedule"
 HALF_NEW = {**ON_ATARI, "agent.lr_schedule_updates": 160_000}
 ADAM = {"agent.optimizer": "adam", "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-5, "agent.batch_size": 16,
         "learner.threads": 1}
-ON_MINATAR = {**ADAM, "env_type": "minatar", "game": "breakout", "model_type": "minatar-ac", "evaluator.period": 30.0,
-              "evaluator.episodes": 30, "steps": 500_000}
+# MinAtar's runs are short: small batches make many updates of them. Of breakout, a trace of 0.8 and three times the
+# entropy cost doubled the return after 1 M steps; the trace is that of MinAtar's own actor-critic (1903.03176).
+ON_MINATAR = {**ADAM, "env_type": "minatar", "game": "breakout", "model_type": "minatar-ac", "agent.batch_size": 4,
+              "agent.trace_lambda": 0.8, "agent.entropy_cost": 0.03, "evaluator.period": 30.0,
+              "evaluator.episodes": 30, "steps": 2_000_000}
 ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "agent.unroll_length": 10,
                "agent.batch_size": 8, "agent.lr_schedule": "linear", "agent.lr_schedule_updates": None,
                "num_envs_per_actor": 8, "evaluator.period": 10.0,
@@ -382,6 +385,7 @@ CLEAR = {**replay(0.5, "reservoir"), "agent.policy_cloning_cost": 0.01, "agent.v
 LASER = {**replay(0.75, "standard"), "agent.relevance": "kl", "agent.relevance_threshold": 0.3}
 ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 6, "alfa_annealing_factor": 2.0,
          "lambda_batches": 20_000}
+ELITE_MINATAR = {**ELITE, "lambda_batches": 80_000}
 CONFIGS += [
     {"name": "impala-pong-small", "game": "pong", **IMPALA, **QUEUE, **ADAM, "env_type": "atari",
      "model_type": "small-ac", "env.resolution": 42, "num_envs_per_actor": 8, "agent.batch_size": 4,
@@ -406,9 +410,9 @@ CONFIGS += [
     {"name": "laser-minatar-breakout", **IMPALA, **ON_MINATAR, **LASER},
     {"name": "attentive-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "attentive")},
     {"name": "elite1-minatar-breakout", **IMPALA, **ON_MINATAR,
-     **replay(0.5, "custom", **ELITE, elite_sampling_strategy="strategy1")},
+     **replay(0.5, "custom", **ELITE_MINATAR, elite_sampling_strategy="strategy1")},
     {"name": "elite3-minatar-breakout", **IMPALA, **ON_MINATAR,
-     **replay(0.5, "custom", **ELITE, elite_sampling_strategy="strategy3")},
+     **replay(0.5, "custom", **ELITE_MINATAR, elite_sampling_strategy="strategy3")},
 ]
 
 # PPO with the settings of CleanRL's ppo.py, ppo_atari.py, ppo_atari_lstm.py and ppo_continuous_action.py
