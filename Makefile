@@ -95,7 +95,7 @@ lock: $(VENV)/.torch            ## renew the lock files, after a change of versi
 	for lock in requirements "requirements-test --extra test" "requirements-dev --extra dev"; do \
 		set -- $$lock; \
 		$(RUN) -m uv pip compile pyproject.toml "$${@:2}" <(printf '%s\n' $(TORCH_NEEDS)) --excludes <(echo torch) --output-file $$1.lock \
-			--upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet || exit 1; \
+			--upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-strip-extras --custom-compile-command "make lock" --quiet || exit 1; \
 	done
 
 clean:           ## remove .venv and caches, but no models and logs
