@@ -112,6 +112,11 @@ class Agent(ABC):
         return 1
 
     @classmethod
+    def precomputes(cls, params: Any) -> bool:
+        """Return True if a large part of an update can be computed before it, by `precompute`."""
+        return False
+
+    @classmethod
     def max_joint_actions(cls, params: Any) -> int:
         """Return up to how many combinations of choices of a MultiDiscrete space it takes as Discrete actions."""
         return 0
@@ -228,6 +233,13 @@ class Agent(ABC):
     @abstractmethod
     def learn(self, batch: Batch) -> LearnerOutput:
         """Make one update."""
+
+    def precompute(self, batch: Batch) -> Any:
+        """Compute `Batch.precomputed` for a later `learn` while another thread makes earlier updates.
+
+        Only agents with `precomputes` implement this. What earlier updates have made invalid, `learn` computes again.
+        """
+        raise NotImplementedError(f"{type(self).__name__} computes nothing before its updates")
 
     def prepare_updates(self, count: int) -> None:
         """Put the scheduled values of the next `count` updates, a multiple of `update_cycle`, on the device.

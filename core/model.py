@@ -65,6 +65,13 @@ class Model(nn.Module, ABC):
         """Return the modules that agents call. Each has a `forward`, and may have an `unroll`."""
         return [self]
 
+    def preprocess(self, observation: Tensor) -> Tensor:
+        """Compute what `forward` makes of stored observations [B, *observation_shape] before its layers.
+
+        `forward` takes the result in their place. The default leaves observations as they are.
+        """
+        return observation
+
     @abstractmethod
     def forward(self, observation: Any, state: State) -> tuple[Any, State]:
         """Compute one step of B environments.

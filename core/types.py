@@ -1,7 +1,7 @@
 """Data that crosses rooms: time steps, windows, batches, and the inputs and outputs of networks."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -74,6 +74,7 @@ class Batch(NamedTuple):
     weights: Tensor  # [B] float32 importance weights, 1 when sampling is uniform
     fresh: Tensor | None = None  # [B] bool, sampled for the first time; None if the memory does not keep count
     on_policy: bool = False  # all actions were chosen with the parameters that the learner has now
+    precomputed: Any = None  # what `Agent.precompute` made of this batch
 
 
 def batch_size(batch: Batch) -> int:
@@ -88,7 +89,7 @@ def batch_tensors(batch: Batch) -> list[Tensor]:
 
 
 def slice_batch(batch: Batch, part: slice | None) -> Batch:
-    """Return some windows of a batch, as views. If `part` is None, return the batch itself."""
+    """Return some windows of a batch, as views and not precomputed. If `part` is None, return the batch itself."""
     if part is None:
         return batch
     window, keys = batch.window, batch.keys

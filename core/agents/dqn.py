@@ -62,8 +62,8 @@ class DQN(QLearning):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        transitions = self.transitions(batch.window)
-        targets = self._targets(transitions)  # [B]
+        transitions, target_outputs, _ = self.precomputed(batch)
+        targets = self._targets(transitions, *target_outputs)  # [B]
         values = self.model(transitions.observation, ())[0]  # [B, A]
         q_taken = values.gather(1, transitions.action[:, None])[:, 0]  # [B]
         losses = LOSSES[self.params.loss](q_taken, targets, reduction="none")  # [B]
@@ -72,18 +72,22 @@ class DQN(QLearning):
         return Loss(loss, {"q_mean": values.detach().mean(), "td_error": errors.mean()}, errors)
 
     @torch.no_grad()
-    def _targets(self, transitions: TransitionBatch) -> Tensor:
-        """Compute the targets R + D V(s_n) [B], V by the target network and double_q, or Munchausen's."""
+    def _targets(self, transitions: TransitionBatch, next_values: Tensor, values: Tensor | None = None) -> Tensor:
+        """Compute the targets R + D V(s_n) [B], V by double_q, or Munchausen's.
+
+        Args:
+            transitions: B transitions.
+            next_values: [B, A] of the target network, for the next observations.
+            values: [B, A] of the target network, for the observations; given for Munchausen's bonus.
+        """
         params, legal = self.params, transitions.next_legal
-        values = mask_actions(self.target(transitions.next_observation, ())[0], legal)  # [B, A]
+        next_values = mask_actions(next_values, legal)
         if params.munchausen_alpha:
-            bootstrap = soft_bootstrap(values, values, params.munchausen_temperature)
+            bootstrap = soft_bootstrap(next_values, next_values, params.munchausen_temperature)
         elif params.double_q:
             chooser = mask_actions(self.model(transitions.next_observation, ())[0], legal)
-            bootstrap = values.gather(1, chooser.argmax(1, keepdim=True))[:, 0]
+            bootstrap = next_values.gather(1, chooser.argmax(1, keepdim=True))[:, 0]
         else:
-            bootstrap = values.amax(1)
+            bootstrap = next_values.amax(1)
         targets = transitions.returns + transitions.bootstrap_discounts * bootstrap
-        if params.munchausen_alpha:
-            targets = targets + self.munchausen_bonus(self.target(transitions.observation, ())[0], transitions)
-        return targets
+        return targets if values is None else targets + self.munchausen_bonus(values, transitions)

@@ -61,8 +61,8 @@ class IQN(QLearning):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        params, transitions = self.params, self.transitions(batch.window)
-        target = self._targets(transitions)  # [B, N']
+        params, (transitions, target_outputs, _) = self.params, self.precomputed(batch)
+        target = self._targets(transitions, *target_outputs)  # [B, N']
         fractions = self._draw_fractions(len(batch.weights), params.quantiles)
         quantiles = self.model(QuantileInputs(transitions.observation, fractions), ())[0]  # [B, A, N]
         taken = select_actions(quantiles, transitions.action)
@@ -71,21 +71,27 @@ class IQN(QLearning):
         return Loss(loss, {"q_mean": quantiles.detach().mean()}, losses.detach())
 
     @torch.no_grad()
-    def _targets(self, transitions: TransitionBatch) -> Tensor:
-        """Compute R + D Z(s_n) [B, N'], Z the target's quantiles of the best action, or of Munchausen's policy."""
+    def _targets(self, transitions: TransitionBatch, next_quantiles: Tensor, quantiles: Tensor | None = None) -> Tensor:
+        """Compute R + D Z(s_n) [B, N'], Z the target's quantiles of the best action, or of Munchausen's policy.
+
+        Args:
+            transitions: B transitions.
+            next_quantiles: [B, A, N'] of the target network, for the next observations.
+            quantiles: [B, A, N'] of the target network, for the observations; given for Munchausen's bonus.
+        """
         params, returns = self.params, transitions.returns
-        if params.munchausen_alpha:
-            values = self._quantiles(self.target, transitions.observation).mean(2)
-            returns = returns + self.munchausen_bonus(values, transitions)
-        bootstrap = self._quantiles(self.target, transitions.next_observation)  # [B, A, N']
-        if params.munchausen_alpha:
-            values = mask_actions(bootstrap.mean(2), transitions.next_legal)
-            bootstrap = soft_bootstrap(values, bootstrap, params.munchausen_temperature)
+        if quantiles is not None:
+            returns = returns + self.munchausen_bonus(quantiles.mean(2), transitions)
+            values = mask_actions(next_quantiles.mean(2), transitions.next_legal)
+            bootstrap = soft_bootstrap(values, next_quantiles, params.munchausen_temperature)
         else:
-            chooser = self._quantiles(self.model, transitions.next_observation) if params.double_q else bootstrap
+            chooser = self._quantiles(self.model, transitions.next_observation) if params.double_q else next_quantiles
             best = mask_actions(chooser.mean(2), transitions.next_legal).argmax(1)
-            bootstrap = select_actions(bootstrap, best)
+            bootstrap = select_actions(next_quantiles, best)
         return returns[:, None] + transitions.bootstrap_discounts[:, None] * bootstrap
+
+    def target_output(self, observation: Tensor) -> Tensor:
+        return self._quantiles(self.target, observation)
 
     def _quantiles(self, model: Model, observation: Tensor) -> Tensor:
         """Return quantiles [B, A, N'] at drawn fractions."""

@@ -123,10 +123,9 @@ class R2D2(QLearning):
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
         params, after_burn_in = self.params, slice(self.params.burn_in, None)
-        window = batch.window.to(self.device)
-        values = self._unroll(self.model, window, batch.window.firsts)  # [U + n, B, A]
+        (window, firsts), (target_values,), _ = self.precomputed(batch)  # target_values: [U + n, B, A]
+        values = self._unroll(self.model, window, firsts)  # [U + n, B, A]
         with torch.no_grad():
-            target_values = self._unroll(self.target, window, batch.window.firsts)
             legal = window.extras[ACTION_MASK][after_burn_in] if self.spec.has_action_mask else None  # [U + n, B, A]
             best = mask_actions(values if params.double_q else target_values, legal).argmax(2, keepdim=True)
             targets = self._targets(window, target_values.gather(2, best)[..., 0])  # [U, B]
@@ -136,11 +135,16 @@ class R2D2(QLearning):
         priorities = self._priorities(errors.detach(), valid)
         return Loss(loss, {"q_mean": values.detach().mean(), "td_error": priorities.mean()}, priorities)
 
-    def _unroll(self, model: Model, window: Window, firsts: Tensor) -> Tensor:
-        """Compute the action values [U + n, B, A] of the steps after the burn-in, from the stored state.
+    def learning_inputs(self, window: Window) -> tuple[Window, Tensor]:
+        """Return the windows on the learner's device, and `firsts` where they are, where reading waits for no other."""
+        return window.to(self.device), window.firsts
 
-        `firsts` stays on the device of the batch, so that reading it does not wait for the learner's device.
-        """
+    def target_outputs(self, inputs: tuple[Window, Tensor]) -> tuple[Tensor, ...]:
+        """Compute the target network's values [U + n, B, A] of the steps after the burn-in."""
+        return (self._unroll(self.target, *inputs),)
+
+    def _unroll(self, model: Model, window: Window, firsts: Tensor) -> Tensor:
+        """Compute the action values [U + n, B, A] of the steps after the burn-in, from the stored state."""
         inputs = OARInputs(window.observations, window.extras["previous_action"], window.extras["previous_reward"])
         state, burn_in = window.states[:-1], self.params.burn_in
         if burn_in:

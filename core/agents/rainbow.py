@@ -132,8 +132,8 @@ class Rainbow(QLearning):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        transitions = self.transitions(batch.window)
-        bootstrap, returns = self._bootstrap(transitions)  # [B, N], [B]
+        transitions, target_outputs, _ = self.precomputed(batch)
+        bootstrap, returns = self._bootstrap(transitions, *target_outputs)  # [B, N], [B]
         output = self.model(transitions.observation, ())[0]  # [B, A, N]
         taken = select_actions(output, transitions.action)
         losses = self._distribution.losses(taken, bootstrap, returns, transitions.bootstrap_discounts)  # [B]
@@ -142,14 +142,21 @@ class Rainbow(QLearning):
         return Loss(loss, {"q_mean": q_mean}, losses.detach().clamp(min=0))  # rounding may take a KL below 0
 
     @torch.no_grad()
-    def _bootstrap(self, transitions: TransitionBatch) -> tuple[Tensor, Tensor]:
-        """Return the target network's distribution [B, N] of the best next action, or Munchausen's; and returns [B]."""
-        params, mean, observation = self.params, self._distribution.mean, transitions.next_observation
-        output = self.target(observation, ())[0]  # [B, A, N]
-        if params.munchausen_alpha:
-            values = mask_actions(mean(output), transitions.next_legal)
-            bonus = self.munchausen_bonus(mean(self.target(transitions.observation, ())[0]), transitions)
-            return soft_bootstrap(values, output, params.munchausen_temperature), transitions.returns + bonus
-        chooser = mean(self.model(observation, ())[0] if params.double_q else output)
+    def _bootstrap(
+        self, transitions: TransitionBatch, next_output: Tensor, output: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the target network's distribution [B, N] of the best next action, or Munchausen's; and returns [B].
+
+        Args:
+            transitions: B transitions.
+            next_output: [B, A, N] of the target network, for the next observations.
+            output: [B, A, N] of the target network, for the observations; given for Munchausen's bonus.
+        """
+        params, mean = self.params, self._distribution.mean
+        if output is not None:
+            values = mask_actions(mean(next_output), transitions.next_legal)
+            returns = transitions.returns + self.munchausen_bonus(mean(output), transitions)
+            return soft_bootstrap(values, next_output, params.munchausen_temperature), returns
+        chooser = mean(self.model(transitions.next_observation, ())[0] if params.double_q else next_output)
         best = mask_actions(chooser, transitions.next_legal).argmax(1)
-        return select_actions(output, best), transitions.returns
+        return select_actions(next_output, best), transitions.returns

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from core.device.torch_runtime import use_threads
 from core.memory import DeviceMemory, Memory
 from core.types import Batch, SampleIds, slice_batch
 
@@ -61,6 +62,7 @@ class Prefetcher:
         ready_batches: what `get` returns first: the batches that were ready when a run's checkpoint was written.
         is_warming_up: while it returns True the thread samples nothing, because the first batches would all come from
             the first chunk.
+        precompute: gives `Batch.precomputed` of each batch, in the thread. Its operators have one thread of their own.
     """
 
     def __init__(
@@ -71,8 +73,9 @@ class Prefetcher:
         batches_per_sample: int = 1,
         ready_batches: Sequence[Batch] = (),
         is_warming_up: Callable[[], bool] = lambda: False,
+        precompute: Callable[[Batch], Any] | None = None,
     ):
-        self._is_warming_up = is_warming_up
+        self._is_warming_up, self._precompute = is_warming_up, precompute
         self._memory, self._batch_size, self._depth = memory, batch_size, depth
         self._batches_per_sample = batches_per_sample
         self._wait_seconds, self._gets = 0.0, 0  # since the last `statistics`
@@ -160,6 +163,8 @@ class Prefetcher:
 
     # the thread -------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
+        if self._precompute:
+            use_threads(1)
         try:
             while self._work():
                 pass
@@ -183,16 +188,19 @@ class Prefetcher:
             return False
         count = self._batches_per_sample
         sampled = None if self._is_warming_up() else self._memory.sample(self._batch_size * count)
-        with self._changed:
-            if sampled is None:
+        if sampled is None:
+            self._memory_was_empty = True
+            with self._changed:
                 self._changed.wait_for(lambda: self._calls or self._closed, RETRY_SECONDS)
-            else:
-                batches = [sampled]
-                if count > 1:
-                    batches = [slice_batch(sampled, slice(start, None, count)) for start in range(count)]
-                self._batches.extend((batch, self._memory_was_empty) for batch in batches)
+            return True
+        for start in range(count):
+            batch = slice_batch(sampled, slice(start, None, count) if count > 1 else None)
+            if self._precompute:
+                batch = batch._replace(precomputed=self._precompute(batch))
+            with self._changed:
+                self._batches.append((batch, self._memory_was_empty))
                 self._changed.notify_all()
-        self._memory_was_empty = sampled is None
+        self._memory_was_empty = False
         return True
 
 

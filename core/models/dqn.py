@@ -53,6 +53,10 @@ class QNetwork(Model):
         self.q = q_head(features, params.hidden, num_actions, params.dueling, linear_factory(params), atoms, norm)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
+    def preprocess(self, observation: Tensor) -> Tensor:
+        # Pictures that are stored as floats could not be told from converted ones.
+        return observation if observation.is_floating_point() else preprocess(self, observation)
+
     def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
         return self.q(self.torso(preprocess(self, observation))), state
 

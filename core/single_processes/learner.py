@@ -20,6 +20,7 @@ from core.checkpoint.run_checkpoint import CheckpointError, storable
 from core.common.console import log_to_stderr
 from core.common.files import folder_lock
 from core.device.recorded_work import CompiledCallable, missing_compiler
+from core.device.torch_runtime import use_threads
 from core.distributed.learner_group import LearnerGroup, LearnerStatus, PeerLostError, SingleLearner, SyncChecker
 from core.learning.batch_source import BatchSource, InPlaceBatchSource, Prefetcher
 from core.learning.precision import has_large_images, has_large_products, use_onednn_products, use_tf32
@@ -206,9 +207,11 @@ def _make_updates(
     depth = 0 if options.engine == "inline" else params.prefetch
     fitting = [batch for batch in ready_batches if batch_size(batch) == size and memory.window.fits(batch.window)]
     limiter = context.rate_limiter  # of which the thread keeps no context
-    prefetcher = Prefetcher(memory, size, depth, params.batches_per_sample, fitting, lambda: limiter.is_warming_up)
+    prefetcher = partial(
+        Prefetcher, memory, size, depth, params.batches_per_sample, fitting, lambda: limiter.is_warming_up
+    )
     if params.cuda_graph == "on":
-        return prefetcher, GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
+        return prefetcher(), GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
     if not on_gpu and _compiles(context, agent):
         # The inline engine waits, so that the same seed gives the same run.
         in_background = options.engine != "inline"
@@ -216,8 +219,23 @@ def _make_updates(
         def compiled(work: Callable[[], None], cycle: int) -> CompiledCallable:
             return CompiledCallable(work, options.compile_cache, cycle, in_background)
 
-        return prefetcher, GraphedUpdate(agent, StagedBatches(agent, device), capture=False, compiled=compiled)
-    return prefetcher, EagerUpdates(agent, params.microbatch_on_oom)
+        return prefetcher(), GraphedUpdate(agent, StagedBatches(agent, device), capture=False, compiled=compiled)
+    updates = EagerUpdates(agent, params.microbatch_on_oom)
+    if on_gpu or not _precomputes(context, agent):
+        return prefetcher(), updates
+    if not params.threads:  # One core is left to the thread that computes ahead, beside which more threads would wait.
+        use_threads(max(torch.get_num_threads() - 1, 1))
+    return prefetcher(precompute=agent.precompute), updates
+
+
+def _precomputes(context: Context, agent: Agent) -> bool:
+    """Return True if the thread that samples computes a part of eager updates on this CPU.
+
+    Small networks are left out: their updates are mostly Python, of which only one thread runs at a time.
+    """
+    options = context.options
+    has_thread = options.engine != "inline" and options.learner.prefetch > 0
+    return has_thread and has_large_images(context.spec) and type(agent).precomputes(agent.params)
 
 
 def _compiles(context: Context, agent: Agent) -> bool:

@@ -4,7 +4,8 @@ Each agent's own file says how its model's output becomes action values, and how
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar, Literal
+from threading import Lock
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions, mask_
 from core.ops.returns import bootstrap_position, munchausen_bonus, n_step_return
 from core.specs import Discrete, WindowKind, WindowSpec
 from core.types import ACTION_MASK, Batch, State, TimeStep, Window, batch_size, slice_batch
+
+# Updates between two moves of the target from which its outputs are worth computing before an update.
+MIN_PRECOMPUTING_PERIOD = 100
 
 
 @frozen_dataclass
@@ -170,6 +174,14 @@ class MunchausenParams:
         ]
 
 
+class Precomputed(NamedTuple):
+    """What updates need of a batch, apart from the online network."""
+
+    inputs: Any  # QLearning.learning_inputs
+    target_outputs: tuple[Tensor, ...]  # QLearning.target_outputs
+    target_version: int  # moves of the target before these outputs
+
+
 class QLearning(ActionValueAgent):
     """Base of agents with a target network, whose windows are n-step transitions unless a subclass says otherwise."""
 
@@ -186,11 +198,51 @@ class QLearning(ActionValueAgent):
         self._optimizer = Optimizer(self.model.parameters(), self.params)
         self._updates = UpdateCounter()
         self._update_target = TargetUpdater(self.params.target_update_period, self.params.target_update_tau)
+        # The lock is held while the target network computes or moves, because `precompute` runs in another thread.
+        self._target_lock, self._target_version = Lock(), 0
+
+    @classmethod
+    def precomputes(cls, params: QLearningParams) -> bool:
+        return params.target_update_period >= MIN_PRECOMPUTING_PERIOD
+
+    def precompute(self, batch: Batch) -> Precomputed:
+        inputs = self.learning_inputs(batch.window)
+        with self._target_lock, torch.no_grad():
+            return Precomputed(inputs, self.target_outputs(inputs), self._target_version)
+
+    def precomputed(self, batch: Batch) -> Precomputed:
+        """Return what was computed of the batch before, or compute it now if the target has moved since."""
+        ready: Precomputed | None = batch.precomputed
+        return self.precompute(batch) if ready is None or ready.target_version != self._target_version else ready
+
+    def learning_inputs(self, window: Window) -> Any:
+        """Return what windows hold for an update, on the agent's device."""
+        return self.transitions(window)
+
+    def target_outputs(self, inputs: Any) -> tuple[Tensor, ...]:
+        """Compute what the target network makes of the next observations and, for Munchausen, of the observations.
+
+        Args:
+            inputs: `learning_inputs` of B windows.
+
+        Returns:
+            One or two outputs, each [B, ...].
+        """
+        observations = [inputs.next_observation]
+        if getattr(self.params, "munchausen_alpha", 0.0):
+            observations.append(inputs.observation)
+        return tuple(self.target_output(observation) for observation in observations)
+
+    def target_output(self, observation: Tensor) -> Tensor:
+        """Compute the target network's output [B, ...]."""
+        output: Tensor = self.target(observation, ())[0]
+        return output
 
     def transitions(self, window: Window) -> TransitionBatch:
-        """Return the n-step transitions of windows, with observations as they are stored."""
+        """Return the n-step transitions of windows, with preprocessed observations."""
         returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
-        observations = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
+        stored = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
+        observations = self.model.preprocess(stored.flatten(0, 1)).unflatten(0, stored.shape[:2])
         fields = [window.actions[0], returns, discounts]
         if self.spec.has_action_mask:
             masks = window.extras[ACTION_MASK]  # [n + 1, B, A]
@@ -216,7 +268,9 @@ class QLearning(ActionValueAgent):
             batch_size(batch), lambda part: self.loss(slice_batch(batch, part))
         )
         target, online = (list(network.state_dict().values()) for network in (self.target, self.model))
-        self._update_target(target, online, self._updates.next(), applied)
+        with self._target_lock:
+            if self._update_target(target, online, self._updates.next(), applied) is True:
+                self._target_version += 1
         statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": self._optimizer.rate, **total.statistics}
         return make_learner_output(statistics, total.priorities, applied)
 

@@ -32,8 +32,10 @@ def image_shape(spec: EnvSpec) -> tuple[int, int, int]:
 def scaled_image(observation: Tensor, spec: EnvSpec, dtype: torch.dtype = torch.float32) -> Tensor:
     """Convert stored pictures, [B, *picture_shape] or with a stack [B, S, *picture_shape], to floats [B, C, H, W].
 
-    They are in 0 .. 1 and channels_last.
+    They are in 0 .. 1 and channels_last. Pictures that were converted before are returned as they are.
     """
+    if observation.dtype != getattr(torch, spec.frame.dtype):
+        return observation
     if len(spec.picture_shape) == 3:  # colour or planes: channels stand last
         observation = observation.movedim(-1, -3)
     image = observation.reshape(observation.shape[0], *image_shape(spec))  # len() would be a constant in an export

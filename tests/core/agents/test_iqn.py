@@ -126,7 +126,7 @@ def test_iqns_loss_and_priorities_equal_a_slow_twin(settings, monkeypatch):
     found = agent.loss(batch)
     fractions = [part.numpy() for part in drawn]
     online, target = agent.model.table.detach().numpy(), agent.target.table.numpy()
-    first_of_target, final_of_target = (fractions[0], fractions[1]) if settings == MUNCHAUSEN else (None, fractions[0])
+    final_of_target, first_of_target = fractions[0], fractions[1] if settings == MUNCHAUSEN else None
     losses = []
     for column in range(BATCH):
         first, last = states_of(batch, column)
