@@ -53,11 +53,11 @@ class LearnerParams:
     """Options of every learner process."""
 
     threads: int = Field(default=0, ge=0, le=1_024)
-    """Torch threads of a learner; 0 is all cores up to 4, then what the actors leave, less one where the sampling thread
-    computes targets of images ahead."""
+    """Torch threads of a learner; 0 is all cores up to 4, then what the actors leave, less one where the thread
+    that samples computes targets of images."""
     prefetch: int = Field(default=2, ge=0, le=256)
-    """Batches that a thread keeps ready, with the target network's outputs if images are large and the target moves every
-    100 updates or less often; the inline engine always uses 0."""
+    """Batches that a thread keeps ready, on a CPU with the target network's outputs for images of 42x42 and more; the
+    inline engine always uses 0."""
     batches_per_sample: int = Field(default=1, ge=1, le=1_024)
     """Batches drawn from the memory at once; more are cheaper where updates take little."""
     replay_device: Literal["cpu", "learner"] = "cpu"

@@ -175,7 +175,7 @@ class MunchausenParams:
 
 
 class Precomputed(NamedTuple):
-    """What updates need of a batch, apart from the online network."""
+    """Inputs of an update, and outputs of the target network, which do not depend on the online network."""
 
     inputs: Any  # QLearning.learning_inputs
     target_outputs: tuple[Tensor, ...]  # QLearning.target_outputs
