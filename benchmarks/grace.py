@@ -1,10 +1,9 @@
-"""Measure what foreign programs on the same cores cost a run, by how long OpenMP's threads spin before they sleep.
+"""Measure what foreign programs on the same cores cost a run: alone, beside two busy loops, and as two runs.
 
-    python -m benchmarks.grace --rounds 2
+    python -m benchmarks.grace --rounds 2 --configs dqn-pong-small dqn-pong-uniform [CHECKOUT ...]
 
-Every round measures `dqn-pong-small` with each spin count (GOMP_SPINCOUNT of libgomp, with which torch is built on
-Linux; 300,000 is its default), alone, beside two busy loops of the same priority, and as two runs side by side.
-The results are written to docs/results/grace.json: agent steps per second, of both runs together.
+Every round measures each config in each checkout of the project, in turns. The loops have the highest priority that
+users have. The results are written to docs/results/grace.json: agent steps per second, of both runs together.
 """
 
 import argparse
@@ -16,13 +15,14 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 
-from benchmarks.training import RESULTS, after_start, rate, train
+from benchmarks.training import RESULTS, ROOT, after_start, rate, train
 from core.common.system import versions
 
 START_SECONDS = 12  # start-up, filling the memory, catching up
-WORDS = ("--config", "dqn-pong-small", "--rate_limiter.min_replay_size", "1000", "--rate_limiter.error_buffer", "100")
+WORDS = ("--rate_limiter.min_replay_size", "1000", "--rate_limiter.error_buffer", "100")  # of configs with replay
 
 
 @contextmanager
@@ -37,10 +37,11 @@ def busy_loops(count: int) -> Iterator[None]:
             loop.wait()
 
 
-def speed(num_runs: int, num_loops: int, seconds: float) -> float:
+def speed(checkout: Path, config: str, num_runs: int, num_loops: int, seconds: float) -> float:
     """Return the agent steps per second of all runs together."""
     with busy_loops(num_loops), ThreadPoolExecutor(num_runs) as pool:
-        runs = [pool.submit(train, START_SECONDS + seconds, *WORDS) for _ in range(num_runs)]
+        words = ("--config", config, *WORDS)
+        runs = [pool.submit(train, START_SECONDS + seconds, *words, root=checkout) for _ in range(num_runs)]
         return sum(rate(after_start(run.result(), START_SECONDS - 4)) for run in runs)
 
 
@@ -49,25 +50,26 @@ CASES = {"alone": (1, 0), "two busy loops": (1, 2), "two runs": (2, 0)}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkouts", nargs="*", type=Path, default=[ROOT])
+    parser.add_argument("--configs", nargs="+", default=["dqn-pong-small"])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=15)
-    parser.add_argument("--spin_counts", type=int, nargs="+", default=[300_000, 10_000, 0])
     options = parser.parse_args()
     results: dict[str, dict[str, list[float]]] = {}
     for _ in range(options.rounds):
-        for spin_count in options.spin_counts:
-            os.environ["GOMP_SPINCOUNT"] = str(spin_count)
+        for config in options.configs:
             for case, (num_runs, num_loops) in CASES.items():
-                measured = results.setdefault(str(spin_count), {}).setdefault(case, [])
-                measured.append(speed(num_runs, num_loops, options.seconds))
-                print(f"spin count {spin_count:>7}, {case}: {measured[-1]:.0f} agent steps/s", flush=True)
-    print("| spin count | " + " | ".join(CASES) + " | beside loops / alone | two runs / alone |")
+                for checkout in options.checkouts:
+                    measured = results.setdefault(f"{config}, {checkout.name}", {}).setdefault(case, [])
+                    measured.append(speed(checkout, config, num_runs, num_loops, options.seconds))
+                    print(f"{config}, {checkout.name}, {case}: {measured[-1]:.0f} agent steps/s", flush=True)
+    print("| config, checkout | " + " | ".join(CASES) + " | beside loops / alone | two runs / alone |")
     print("|---" * (len(CASES) + 3) + "|")
-    for count, cases in results.items():
+    for name, cases in results.items():
         medians = {case: median(values) for case, values in cases.items()}
         ratios = [medians["two busy loops"] / medians["alone"], medians["two runs"] / medians["alone"]]
         cells = [f"{value:.0f}" for value in medians.values()] + [f"{ratio:.2f}" for ratio in ratios]
-        print(f"| {int(count):,} | " + " | ".join(cells) + " |")
+        print(f"| {name} | " + " | ".join(cells) + " |")
     machine = {"cpus": os.cpu_count(), "machine": platform.machine(), **versions()}
     (RESULTS / "grace.json").write_text(json.dumps({"results": results, "machine": machine}, indent=1) + "\n")
 

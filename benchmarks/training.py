@@ -12,8 +12,8 @@ RESULTS = ROOT / "docs" / "results"
 NO_EVALUATION = ("--evaluator.period", "1e9", "--evaluator.episodes", "1", "--evaluator.max_steps", "1")
 
 
-def train(seconds: float, *words: str) -> list[dict[str, Any]]:
-    """Train for `seconds` without evaluations and return the lines of the metrics file."""
+def train(seconds: float, *words: str, root: Path = ROOT) -> list[dict[str, Any]]:
+    """Train for `seconds` without evaluations, in the checkout `root`, and return the lines of the metrics file."""
     timestamp = f"bench{time.time_ns()}"
     subprocess.run(
         [
@@ -28,12 +28,12 @@ def train(seconds: float, *words: str) -> list[dict[str, Any]]:
             *NO_EVALUATION,
             *words,
         ],
-        cwd=ROOT,
+        cwd=root,
         check=True,
         stdout=subprocess.DEVNULL,
     )
     return [
-        json.loads(line) for line in (ROOT / "logs" / f"bench_{timestamp}" / "metrics.jsonl").read_text().splitlines()
+        json.loads(line) for line in (root / "logs" / f"bench_{timestamp}" / "metrics.jsonl").read_text().splitlines()
     ]
 
 
