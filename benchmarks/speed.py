@@ -8,8 +8,8 @@ agent step (batch 32: one update every 4 agent steps; batch 256: one every 32), 
 B) in processes of their own. Reported are the median and the ratio of each pair. Start-up and the filling of the memory
 are not counted. Compiled, our side needs the compiler's files of an earlier run, or compiles while it is measured.
 
-The ceiling, of Pong only, combines two separate measurements as if nothing were lost between them: environment and
-acting on one core, and updates on a batch in memory.
+The ceiling, of Pong only, combines two separate measurements as if their work were spread over all cores without loss:
+environment and acting on one core, updates on a batch in memory on one core, both in the precision of a run.
 """
 
 import argparse
@@ -26,6 +26,9 @@ from pathlib import Path
 from benchmarks.training import ROOT, after_start, rate, stable_baselines3_rate, train
 from core.common.system import versions
 from core.device.torch_runtime import use_threads
+from core.learning.precision import in_bf16, precision_on
+from core.model import Model
+from core.specs import EnvSpec
 
 NUM_ENVS, SAMPLES_PER_STEP, LEARN_START = 8, 8, 2_000
 START_SECONDS = 20  # Start-up of our side: processes, filling the memory, catching up.
@@ -117,22 +120,28 @@ def stable_baselines3(case: str, batch_size: int, seconds: float) -> float:
     return stable_baselines3_rate(agent, LEARN_START + 1_000, seconds)
 
 
-def acting(seconds: float, network: bool = True) -> float:
-    """Return the agent steps per second of the environment on one core, with or without the network."""
+def network(spec: EnvSpec) -> Model:
+    """Return the network of the Nature paper in the precision that runs choose on this machine."""
+    from core.models.dqn import DQNCNN
+
+    model = DQNCNN(DQNCNN.Params(), spec)
+    return in_bf16(model) if precision_on("cpu", "auto", spec) == "bf16" else model
+
+
+def acting(seconds: float) -> float:
+    """Return the agent steps per second of the environment with the network on one core."""
     import numpy as np
     import torch
 
     from core.envs.atari import AtariEnv, AtariParams
-    from core.models.dqn import DQNCNN
 
     use_threads(1)
     env = AtariEnv(AtariParams(), "pong", NUM_ENVS)
-    model, timestep = DQNCNN(DQNCNN.Params(), env.spec), env.reset(0)
+    model, timestep = network(env.spec), env.reset(0)
     started, steps = time.perf_counter(), 0
     with torch.inference_mode():
         while (elapsed := time.perf_counter() - started) < seconds:
-            if network:
-                model(torch.from_numpy(timestep.observation))
+            model(torch.from_numpy(timestep.observation))
             timestep = env.step(np.random.default_rng(steps).integers(6, size=NUM_ENVS))
             steps += NUM_ENVS
     env.close()
@@ -145,13 +154,12 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
     import torch
 
     from core.agents.dqn import DQN, DQNParams
-    from core.models.dqn import DQNCNN
-    from core.specs import ArraySpec, Discrete, EnvSpec
+    from core.specs import ArraySpec, Discrete
     from core.types import Batch, SampleIds, Window
 
     use_threads(threads)
     spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
-    agent = DQN(DQNParams(batch_size=batch_size, n_step=1, double_q=False), spec, lambda: DQNCNN(DQNCNN.Params(), spec))
+    agent = DQN(DQNParams(batch_size=batch_size, n_step=1, double_q=False), spec, lambda: network(spec))
     zeros = torch.zeros(2, batch_size)
     window = Window(
         torch.randint(0, 256, (2, batch_size, 4, 84, 84), dtype=torch.uint8),
@@ -176,12 +184,9 @@ def updating(batch_size: int, threads: int, seconds: float) -> float:
 
 
 def ceiling(case: str, batch_size: int, seconds: float) -> float:
-    """Return the agent steps per second if acting and updates shared the cores without loss."""
-    cores = len(os.sched_getaffinity(0))
-    act = 1 / acting(seconds / 3)
-    update_one = SAMPLES_PER_STEP / updating(batch_size, 1, seconds / 3)
-    update_all = SAMPLES_PER_STEP / updating(batch_size, cores, seconds / 3)
-    return max(1 / max(update_one, act), 1 / (update_all + act / cores))
+    """Return the agent steps per second if acting and updates were spread over the cores without loss."""
+    act, update = 1 / acting(seconds / 2), SAMPLES_PER_STEP / updating(batch_size, 1, seconds / 2)
+    return len(os.sched_getaffinity(0)) / (act + update)
 
 
 def processor() -> str:
