@@ -73,8 +73,7 @@ class Impact(SumLossAgent):
         steps = sums["steps"].clamp(min=1)
         statistics["target_kl"], statistics["kl_coefficient"] = sums["target_kl"] / steps, self._kl_coefficient.clone()
         statistics["target_abs_log_ratio"] = sums["target_abs_log_ratio"] / batch.window.rewards[:-1].numel()
-        target, online = (list(network.state_dict().values()) for network in (self.target, self.model))
-        copied = self._update_target(target, online, self._updates.next(), applied)
+        copied = self._update_target(self.target, self.model, self._updates.next(), applied)
         if self.params.kl_coefficient and copied is not False:
             self._adapt_kl_coefficient(sums["target_kl"], steps, copied & applied)
         return make_learner_output(statistics, None, applied)

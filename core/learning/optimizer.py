@@ -356,31 +356,34 @@ class TargetUpdater:
 
     @torch.no_grad()
     def __call__(
-        self, target: list[Tensor], online: list[Tensor], update: int, applied: bool | Tensor = True
+        self, target: nn.Module | Tensor, online: nn.Module | Tensor, update: int, applied: bool | Tensor = True
     ) -> bool | Tensor:
         """Update the target after update number `update`, or after the next planned one.
 
         Args:
-            target: tensors that are changed in place.
-            online: tensors of the same shapes.
+            target: a network, or a vector of all its parameters, which is changed in place.
+            online: the same of the online network.
             update: number of the update, from 1; ignored if updates are planned.
             applied: the optimiser stepped; a tensor if the update was planned.
 
         Returns:
             True if the target moved; a tensor if the update was planned.
         """
+        if self._due is None and not (applied and self._is_due(update)):
+            return False
+        tensors, new_tensors = (
+            [each] if isinstance(each, Tensor) else list(each.state_dict().values()) for each in (target, online)
+        )
         if self._due is not None:
             due = self._due.take() & applied
             if self._tau < 1:
-                torch._foreach_lerp_(target, online, [due * self._tau] * len(target))
+                torch._foreach_lerp_(tensors, new_tensors, [due * self._tau] * len(tensors))
             else:
-                for tensor, new in zip(target, online):
+                for tensor, new in zip(tensors, new_tensors):
                     torch.where(due, new, tensor, out=tensor)
             return due
-        if not (applied and self._is_due(update)):
-            return False
         if self._tau < 1:
-            torch._foreach_lerp_(target, online, self._tau)
+            torch._foreach_lerp_(tensors, new_tensors, self._tau)
         else:
-            torch._foreach_copy_(target, online)
+            torch._foreach_copy_(tensors, new_tensors)
         return True

@@ -267,9 +267,8 @@ class QLearning(ActionValueAgent):
         total, grad_norm, applied = self._optimizer.minimise(
             batch_size(batch), lambda part: self.loss(slice_batch(batch, part))
         )
-        target, online = (list(network.state_dict().values()) for network in (self.target, self.model))
         with self._target_lock:
-            if self._update_target(target, online, self._updates.next(), applied) is True:
+            if self._update_target(self.target, self.model, self._updates.next(), applied) is True:
                 self._target_version += 1
         statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": self._optimizer.rate, **total.statistics}
         return make_learner_output(statistics, total.priorities, applied)

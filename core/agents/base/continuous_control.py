@@ -165,7 +165,7 @@ class ContinuousControl(Agent):
         if (update := self._updates.next()) % self.params.policy_update_period == 0:
             policy_statistics, applied = self.update_policy(transitions, applied)
             statistics |= policy_statistics
-            self._update_target([self.target_vectors.both], [self.online_vectors.both], update, applied)
+            self._update_target(self.target_vectors.both, self.online_vectors.both, update, applied)
         self.model.update_normalization(batch.window.observations[0], applied)
         return make_learner_output(statistics, total.priorities, applied)
 
