@@ -249,7 +249,9 @@ class Optimizer:
         norms = torch._foreach_norm(gradients)
         norm = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
         if self._params.clip_norm:
-            torch._foreach_mul_(gradients, (self._params.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+            scale = (self._params.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            if self.is_planned or scale < 1:
+                torch._foreach_mul_(gradients, scale)
         if self._planned is not None:
             return norm, self._apply_planned(torch.isfinite(norm + loss) & apply_if)
         applied = bool(apply_if) and math.isfinite(norm + loss)
