@@ -6,7 +6,8 @@ A new environment, memory, model, agent or engine is one file and one line here.
 
 import difflib
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 from pydantic.dataclasses import is_pydantic_dataclass
@@ -15,7 +16,7 @@ from core.common.foreign_code import foreign_code
 from utils.errors import describe_exception
 
 
-class Factory(Mapping[str, Any]):
+class Factory(UserDict[str, Any]):
     """A mapping from names to what stands at "module:attribute".
 
     Raises:
@@ -23,10 +24,11 @@ class Factory(Mapping[str, Any]):
     """
 
     def __init__(self, kind: str, targets: dict[str, str], contract: str | None = None):
-        self.kind, self._targets, self._contract = kind, targets, contract
+        super().__init__(targets)
+        self.kind, self._contract = kind, contract
 
     def __getitem__(self, name: str) -> Any:
-        module_name, colon, attribute = self._targets.get(name, name).partition(":")
+        module_name, colon, attribute = self.data.get(name, name).partition(":")
         if not (colon and module_name and attribute):
             raise UnknownNameError(f"unknown {self.kind} {name!r}{suggestion(name, self)}; there are {', '.join(self)}")
         try:
@@ -58,15 +60,6 @@ class Factory(Mapping[str, Any]):
                 f"{module_name}.{base.__name__}"
             )
         return selected
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._targets)
-
-    def __len__(self) -> int:
-        return len(self._targets)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._targets
 
 
 class UnknownNameError(KeyError):
