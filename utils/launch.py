@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -45,9 +47,10 @@ def create_context(options: Options) -> tuple[Context, Agent]:
     if spec.warning:
         log_to_stderr(f"warning: game={options.game}: {spec.warning}")
     agent = options.make_agent(spec)
-    table = RoleTable()
-    agent.launch(table, options.mode, options.num_actors, options.num_learners)
-    roles = tuple((role, index) for role, count in table.roles for index in range(count))
+    table: list[tuple[str, int]] = []
+    recorder: Any = SimpleNamespace(run=table.extend)  # an engine that only takes down what it is asked to run
+    agent.launch(recorder, options.mode, options.num_actors, options.num_learners)
+    roles = tuple((role, index) for role, count in table for index in range(count))
     initial_weights = resume_from = None
     try:
         makers = _memory_makers(options, spec, agent)
@@ -84,16 +87,6 @@ def create_context(options: Options) -> tuple[Context, Agent]:
     if options.mode == 1:  # the folder is locked as long as the context lives
         weakref.finalize(context, os.close, run_registry.locks.pop(options.log_folder))
     return context, agent
-
-
-class RoleTable:
-    """An engine that only records the roles that it is asked to run."""
-
-    roles: list[tuple[str, int]]
-
-    def run(self, roles: list[tuple[str, int]]) -> int:
-        self.roles = roles
-        return 0
 
 
 def _memory_makers(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Callable[[], Memory], ...]:
