@@ -29,7 +29,8 @@ from core.model import disable_host_sync
 from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import ACTION_MASK, OARInputs, PictureAndVector, State
 from utils.api import Policy, load
-from utils.errors import ConfigurationError, describe_exception
+from utils.config.command_line import refuse
+from utils.errors import BAD_CHECKPOINT, ConfigurationError, describe_exception
 
 TOLERANCE = 1e-4  # Allowed difference of torch and onnxruntime, relative to the largest number.
 BATCHES = 1, 3  # Batch sizes for which outputs are compared.
@@ -207,7 +208,7 @@ def _tied(action: ActionSpec, scores: np.ndarray, ours: np.ndarray, theirs: np.n
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Export a model file and return the exit code: 0 written, 2 impossible, 3 no usable model file."""
+    """Export a model file and return exit code 0; exit with 2 if that is impossible, 3 without a usable model file."""
     description = "Export the acting network of a model file to ONNX."
     parser = argparse.ArgumentParser(prog="python -m utils.export", description=description)
     parser.add_argument("model_file", type=Path, help="models/<signature>.pth")
@@ -217,12 +218,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         network = export(load(options.model_file), path)
     except CheckpointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
+        refuse(ConfigurationError(str(error), BAD_CHECKPOINT))
     except ConfigurationError as refused:
-        for problem in refused.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        return refused.code
+        refuse(refused)
     names = f"{', '.join(network.inputs)} -> {', '.join(network.outputs)}"
     print(f"{path}: {names}; onnxruntime gives the same outputs as torch")
     return 0
