@@ -248,9 +248,3 @@ def end(options: RunOptions, exit_code: int) -> None:
 
 def _write(log_folder: Path, content: Mapping[str, Any]) -> None:
     write_atomically(log_folder / RUN_FILE, (json.dumps(content, indent=1) + "\n").encode())
-
-
-def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted settings as JSON returns them: tuples are lists, for instance."""
-    decoded: dict[str, Any] = json.loads(json.dumps(settings))
-    return decoded

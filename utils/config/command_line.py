@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from core.common.console import log_to_stderr
+from core.common.settings import dotted
 from utils import run_registry
 from utils.config import validation
 from utils.config.options_page import WIDTH, help_sections, help_text
@@ -22,7 +23,6 @@ from utils.config.rows import (
     closest,
     declared,
     find_row,
-    flatten,
     from_row,
     from_words,
     kinds,
@@ -270,19 +270,20 @@ def _help(options: Options, section: str) -> NoReturn:
 # saved runs -----------------------------------------------------------------------------------------------------------
 def _saved_run(start: Options, row: Row, words: Words) -> tuple[SavedRun | None, ConfigurationError | None]:
     """Return the run to continue or to test, or why there is none; (None, None) if no saved run is asked for."""
-    training = start.mode == 1
+    if start.mode == 1:
+        asked = start.resume and run_registry.signature_of(start.resume)
+        sections, suffix = ["env", "model"], "_checkpoints"
+    else:
+        asked = None if start.model_file is not None else "newest" if start.timestamp is None else start.signature
+        sections, suffix = ["model"], ".pth"
+    if asked is None:
+        return None, None
     try:
-        if training and start.resume == "newest":
-            return run_registry.newest(start.root, *_wanted(row, words, ("env", "model")), "_checkpoints"), None
-        if training and start.resume is not None:
-            return run_registry.find(start.root, run_registry.signature_of(start.resume)), None
-        if not training and start.model_file is None and start.timestamp is None:
-            return run_registry.newest(start.root, *_wanted(row, words, ("model",)), ".pth"), None
-        if not training and start.model_file is None:
-            return run_registry.find(start.root, start.signature), None
+        if asked == "newest":
+            return run_registry.newest(start.root, *_wanted(row, words, sections), suffix), None
+        return run_registry.find(start.root, asked), None
     except ConfigurationError as error:
         return None, error
-    return None, None
 
 
 def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, Any], str | None]:
@@ -292,7 +293,7 @@ def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, 
     sections. The name is None if the environment cannot be made, which is reported later.
     """
     options, _, _ = _chosen(row, words)
-    known = run_registry.plain(flatten(options))
+    known = dotted(options.to_dict())
     wanted = {
         "config": row["name"],
         **{name: known[name] for name in OF_A_MODEL},
@@ -354,7 +355,7 @@ def _identity(options: Options, saved: SavedRun | None) -> dict[str, Any]:
 
 def _differences(options: Options, saved: SavedRun) -> list[str]:
     """Return a problem for each difference that a continued run may not have, and print the other differences."""
-    before, after = saved.options, run_registry.plain(flatten(options))
+    before, after = saved.options, dotted(options.to_dict())
     may_differ = set(OF_THIS_START) - {"config"}
     different = [name for name in after if name not in may_differ and name in before and before[name] != after[name]]
     if before.get("seconds") is not None and options.seconds is None:

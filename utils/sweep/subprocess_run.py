@@ -14,9 +14,9 @@ from typing import IO, Any
 
 from core.common.files import folder_lock
 from core.common.processes import die_with_parent
+from core.common.settings import dotted
 from utils import run_registry
 from utils.config import command_line
-from utils.config.rows import flatten
 from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot.curves import METRICS, STOPS, differences, late_score, read_curve
@@ -107,7 +107,7 @@ class ChildRun:
 
     def check(self) -> None:
         """Raise ConfigurationError if this run exists and was trained with other options."""
-        saved, current = run_registry.read(self.options.log_folder), run_registry.plain(flatten(self.options))
+        saved, current = run_registry.read(self.options.log_folder), dotted(self.options.to_dict())
         different = differences(saved.options, current) if saved else []
         if self.options.num_envs_per_actor == 0:  # The run has determined the number itself.
             different = [name for name in different if name != "num_envs_per_actor"]
