@@ -60,13 +60,12 @@ class ActingNetwork(nn.Module):
         return *outputs.values(), *state
 
     def _compute(self, *tensors: Tensor) -> tuple[dict[str, Tensor], State]:
-        num_parts = 2 if self.model.spec.vector_size else 1
-        observation: Any = PictureAndVector(*tensors[:num_parts]) if num_parts == 2 else tensors[0]
-        num_inputs = num_parts + (2 if self._recurrent_q else 0)
-        num_masks = int(self._is_masked)
-        inputs = OARInputs(observation, *tensors[num_parts:num_inputs]) if self._recurrent_q else observation
-        output, state = self.model(inputs, tensors[num_inputs + num_masks :])
-        return self._agent.greedy(output, *tensors[num_inputs : num_inputs + num_masks]), state
+        rest = iter(tensors)
+        observation: Any = PictureAndVector(next(rest), next(rest)) if self.model.spec.vector_size else next(rest)
+        inputs = OARInputs(observation, next(rest), next(rest)) if self._recurrent_q else observation
+        masks = [next(rest)] if self._is_masked else []
+        output, state = self.model(inputs, tuple(rest))
+        return self._agent.greedy(output, *masks), state
 
     def example(self, spec: EnvSpec, batch_size: int, seed: int = 0) -> dict[str, Tensor]:
         """Return random inputs by name."""
