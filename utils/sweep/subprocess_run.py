@@ -1,7 +1,6 @@
 """Run main.py in subprocesses: start, resume and interrupt one, or run many, some at a time, on shares of the cores."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 import subprocess
@@ -158,11 +157,6 @@ class ChildRun:
             identity = {"resume": options.signature, "model_file": "none"}
         run = {"config": options.config, "seed": options.seed, "root": options.root, "mode": 1}
         return [*words_of(run), *PATIENT, *self._words, *words_of(identity)]
-
-
-def named(options: Options, timestamp: str, seed: int) -> Options:
-    """Return the options with another timestamp and seed."""
-    return dataclasses.replace(options, timestamp=timestamp, seed=seed)
 
 
 def end_with(parent: int) -> None:

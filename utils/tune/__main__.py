@@ -15,6 +15,7 @@ import csv
 import dataclasses
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,16 +28,7 @@ from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot import figures
 from utils.plot.curves import METRICS, STOPS, Curve, late_score, reached, read_curve, until
-from utils.sweep.subprocess_run import (
-    POLL,
-    ChildRun,
-    SignalForwarder,
-    claimed,
-    named,
-    options_of,
-    wait_until_idle,
-    words_of,
-)
+from utils.sweep.subprocess_run import POLL, ChildRun, SignalForwarder, claimed, options_of, wait_until_idle, words_of
 from utils.tune.ranges import Range, ranges
 
 LINES = (*STOPS, "num_envs_per_actor")  # Options without a dot that a printed row may have.
@@ -227,7 +219,8 @@ class Study:
         words = [*self._words, *words_of(trial.params)]
         options = options_of(self._template.config, words, self._template.machine, self._template.root)
         name = f"trial{trial.number}"
-        return ChildRun(named(options, name, self._seed), words, self._folder / f"{name}.txt")
+        options = dataclasses.replace(options, timestamp=name, seed=self._seed)
+        return ChildRun(options, words, self._folder / f"{name}.txt")
 
     def _report(self, trial: Any, state: Any, scores: Mapping[int, float], remark: str) -> None:
         """Report scores and state to optuna, which keeps the last score as the value of a complete or pruned trial."""
@@ -271,7 +264,10 @@ class Study:
         for name, value in flatten(options).items():
             if value != defaults[name] and ("." in name or name in LINES):
                 row[name] = value
-        return _wrapped([f'"{name}": {_literal(value)}' for name, value in row.items()])
+        # Spaces within an option do not break a line, because a text may not go on in the next one.
+        items = ", ".join(f'"{name}": {_literal(value)}'.replace(" ", "\xa0") for name, value in row.items())
+        lines = textwrap.wrap(items + "}", WIDTH + 1, break_long_words=False, break_on_hyphens=False)
+        return ("    {" + "\n     ".join(lines) + ",").replace("\xa0", " ")
 
     def write_table(self) -> None:
         """Write folder/trials.csv, a line per trial."""
@@ -302,13 +298,10 @@ class Study:
 
     def _check_definition(self, definition: dict[str, Any]) -> None:
         """Store the definition of a new study. Raise ConfigurationError if the study exists with another one."""
-        known = self._study.user_attrs.get("told", definition)
-        if known != definition:
-            different = ", ".join(
-                f"{name}: {known[name]} there, {now} here" for name, now in definition.items() if known[name] != now
-            )
+        old = self._study.user_attrs.get("told", definition)
+        if different := [f"{key}: {old[key]} there, {now} here" for key, now in definition.items() if old[key] != now]:
             raise ConfigurationError(
-                f"study {self._folder} exists with another definition ({different}): choose another name"
+                f"study {self._folder} exists with another definition ({', '.join(different)}): choose another name"
             )
         self._study.set_user_attr("told", definition)
 
@@ -325,15 +318,6 @@ def library() -> Any:
 
 def _literal(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) and '"' not in value else repr(value)
-
-
-def _wrapped(items: Sequence[str]) -> str:
-    lines = [""]
-    for item in items:
-        if lines[-1] and len(lines[-1]) + len(item) > WIDTH:
-            lines.append("")
-        lines[-1] += f"{item}, "
-    return "    {" + "\n     ".join(line.rstrip() for line in lines).rstrip(",") + "},"
 
 
 if __name__ == "__main__":
