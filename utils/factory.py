@@ -8,7 +8,7 @@ import difflib
 import importlib
 from collections import UserDict
 from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from pydantic.dataclasses import is_pydantic_dataclass
 
@@ -92,14 +92,6 @@ def did_you_mean(candidates: Iterable[str], prefix: str = "") -> str:
     """Return ", did you mean ...?" with these words, or an empty string if there are none."""
     listed = " or ".join(f"{prefix}{candidate}" for candidate in candidates)
     return f", did you mean {listed}?" if listed else ""
-
-
-@runtime_checkable
-class Engine(Protocol):
-    """The contract of an engine."""
-
-    def run(self, roles: list[tuple[str, int]]) -> int:
-        """Run these processes, (role, count) each, and return the exit code when they have ended."""
 
 
 EnvsDict = Factory(
@@ -206,5 +198,5 @@ EnginesDict = Factory(
         "inline": "core.engines.inline:InlineEngine",
         "ray": "core.engines.ray.engine:RayEngine",
     },
-    "utils.factory:Engine",
+    "core.agent:Engine",
 )
