@@ -27,7 +27,7 @@ from utils.config.rows import CHOICES, class_defaults, flatten, split_values
 from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot import figures
-from utils.plot.curves import METRICS, STOPS, Curve, late_score, reached, read_curve, until
+from utils.plot.curves import METRICS, PERIOD, STOPS, Curve, late_score, read_curve, until
 from utils.sweep.subprocess_run import POLL, ChildRun, SignalForwarder, claimed, options_of, wait_until_idle, words_of
 from utils.tune.ranges import Range, ranges
 
@@ -213,7 +213,9 @@ class Study:
         }
 
     def _has_made_all_steps(self, run: ChildRun) -> bool:
-        return reached(run.options.log_folder / METRICS) >= (self._template.steps or float("inf"))
+        """Return True if the last log period says so, which lags behind by at most one period of the logger."""
+        steps = read_curve(run.options.log_folder / METRICS, PERIOD).steps
+        return bool(steps.size) and steps[-1] >= (self._template.steps or float("inf"))
 
     def _child(self, trial: Any) -> ChildRun:
         words = [*self._words, *words_of(trial.params)]
