@@ -123,8 +123,7 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
                 dynamic_shapes=(tuple({0: batch} for _ in example),),
             )
         assert program is not None
-        for name, value in _metadata(policy).items():
-            program.model.metadata_props[name] = value
+        program.model.metadata_props.update(_metadata(policy))
         with replace_atomically(path) as temporary:
             program.save(str(temporary), external_data=False)
             onnx.checker.check_model(str(temporary))
@@ -150,8 +149,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.setLevel(level)

@@ -94,16 +94,8 @@ def _memory_makers(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Calla
     if options.mode == 2:
         return ()
     seeds = [options.seed, *np.random.SeedSequence(options.seed).generate_state(options.num_learners - 1).tolist()]
-    return tuple(
-        partial(
-            options.memory_class,
-            options.memory,
-            memory_budget.layout(options, spec, agent, learner),
-            agent.window,
-            seed,
-        )
-        for learner, seed in enumerate(seeds)
-    )
+    make, layouts = partial(options.memory_class, options.memory), memory_budget.layouts(options, spec, agent)
+    return tuple(partial(make, rows, agent.window, seed) for rows, seed in zip(layouts, seeds))
 
 
 def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path:

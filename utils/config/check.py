@@ -175,8 +175,7 @@ def _gymnasium(options: Options, pace: Pace) -> tuple[str, list[str]]:
     if CHECKER_CALLS * max(pace) > PLAY_SECONDS:
         env.close()
         return f"its checker is left out: a reset takes {pace.reset:.2f} s and a step {pace.step:.2f} s", []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         try:
             check_env(env, skip_render_check=True)
         except Exception as error:
