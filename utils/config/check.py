@@ -9,8 +9,8 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,17 +60,16 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     spec = validation.environment_spec(options)
     warnings_found = [spec.warning] if spec.warning else []
     agent, facts, pace = options.make_agent(spec), Table.grid(padding=(0, 2)), Pace(0.0, 0.0)
-    stages: list[tuple[str, Callable[[], tuple[str, list[str]]]]] = [
-        ("random play", lambda: _random_play(options, pace)),
-        ("gymnasium", lambda: _gymnasium(options, pace)),
-        ("speed", lambda: _speed(options, agent, seconds, pace)),
-    ]
     console.print(table(spec, agent.model))
     for name, text in _parts(options, spec, agent):
         facts.add_row(name, text)
     with suppress(Exception), foreign_code("the environment", may_lack_packages=True):
         pace = _pace(options)  # The stages below report the error.
-    for name, stage in stages:
+    for name, stage in (
+        ("random play", partial(_random_play, options, pace)),
+        ("gymnasium", partial(_gymnasium, options, pace)),
+        ("speed", partial(_speed, options, agent, seconds, pace)),
+    ):
         try:
             with foreign_code("the environment", may_lack_packages=True):
                 text, more = stage()
@@ -124,10 +123,8 @@ def _settings(options: Options) -> Table:
     table = Table("option", "value", "default, where it differs", title=f"options of {options.config}", **TABLE)
     defaults = class_defaults(options)
     for name, value in flatten(options).items():
-        if (default := defaults.get(name, value)) == value:
-            table.add_row(name, str(value), "")
-        else:
-            table.add_row(name, str(value), str(default), style="bold")
+        differs = (default := defaults.get(name, value)) != value
+        table.add_row(name, str(value), str(default) if differs else "", style="bold" if differs else None)
     return table
 
 
