@@ -113,12 +113,8 @@ def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path:
         )
     model_file.load_into(model, weights, path)
     if options.model_file is not None:
-        print(
-            f"{'starting from' if options.mode == 1 else 'testing'} model file {path}: "
-            + ", ".join(
-                f"{name}={metadata.get(name, 'unknown')}" for name in ("config", "game", "agent_steps", "score")
-            )
-        )
+        told = [f"{name}={metadata.get(name, 'unknown')}" for name in ("config", "game", "agent_steps", "score")]
+        print(f"{'starting from' if options.mode == 1 else 'testing'} model file {path}: {', '.join(told)}")
     if path.is_dir() and path.name != metadata["checkpoint"]:  # the folder of all checkpoints: one of them was verified
         path /= metadata["checkpoint"]
     return path

@@ -68,8 +68,7 @@ def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix
     other = next((run for run in candidates if run.config == wanted["config"]), None)
     hint = ""
     if other is not None:
-        different = _differences(other, wanted, environment)
-        others = ", ".join(f"{name}={other.options.get(name)}" for name in different)
+        others = ", ".join(f"{name}={other.options.get(name)}" for name in _differences(other, wanted, environment))
         hint = f"; its newest run, {other.signature}, has {others}"
     raise ConfigurationError(
         f"no run of {wanted['config']} with {listed} in {Path(root) / 'logs'} has left "

@@ -83,8 +83,7 @@ def preload(arguments: Sequence[str]) -> bool:
     start, engine = _peek(words), " ".join(words.get("engine", [str(RUN["engine"])]))
     if help_section is not None or engine != "local" or start.check:
         return False
-    for role in ProcessesDict:
-        ProcessesDict[role]
+    list(ProcessesDict.values())
     EnginesDict["local"]
     with suppress(ConfigurationError):  # no such row, which is reported later
         row = rows.find_row(start.config)
@@ -149,10 +148,8 @@ def read(arguments: Sequence[str]) -> Options:
             print_refused(options)
         raise ConfigurationError(problems, code)
     if saved is not None:
-        print(
-            f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {options.config}, "
-            + ", ".join(f"{name}={getattr(options, name)}" for name in OF_A_MODEL)
-        )
+        told = [options.config, *(f"{name}={getattr(options, name)}" for name in OF_A_MODEL)]
+        print(f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {', '.join(told)}")
     chosen, asked = validation.resolved(options), options.device
     if (asked, chosen.device, options.mode, options.learner.replay_device) == ("auto", "cpu", 1, "learner"):
         log_to_stderr("device=auto is cpu, where learner.replay_device=learner is slow: torch sees no CUDA device here")

@@ -32,7 +32,7 @@ CHOICES_TEXT = (
 # Options that name a class -> the names that the factory knows.
 NAMES: dict[str, Iterable[str]] = {"engine": EnginesDict, **dict(SECTIONS.values())}
 TOP = "run"  # section of the options without a dot, in --help
-WIDTH = 120  # columns of --help
+WIDTH, INDENT = 120, " " * 8  # columns of --help, and space before a description
 HEADER = "| option | type | default | allowed | unit or meaning |\n|---|---|---|---|---|\n"
 SIGNS = {"gt": ">", "ge": "≥", "le": "≤"}  # attribute of a bound in pydantic's metadata -> sign
 
@@ -85,9 +85,8 @@ def help_text(options: Options, section: str = "") -> str:
         allowed = _allowed(name, field).replace("`", "").replace("≥", ">=").replace("≤", "<=")
         value = _default(values[name]).strip("`")
         lines.append(f"  --{name} {_type_name(field.annotation)} = {value}" + (f"  ({allowed})" if allowed else ""))
-        lines += textwrap.wrap(
-            descriptions(params).get(last, ""), WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8
-        )
+        sentences = textwrap.wrap(descriptions(params).get(last, ""), WIDTH - len(INDENT))
+        lines += [INDENT + line for line in sentences]
     return "\n".join(lines)
 
 

@@ -163,9 +163,8 @@ def changed(params: P, settings: Mapping[str, Any], prefix: str = "") -> tuple[P
         copy, refused = dataclasses.replace(params, **own), dict[str, str]()
     except ValidationError as error:
         refused = sentences(error, prefix)
-        copy = dataclasses.replace(
-            params, **{name: value for name, value in own.items() if prefix + name not in refused}
-        )
+        right = {name: value for name, value in own.items() if prefix + name not in refused}
+        copy = dataclasses.replace(params, **right)
     for section, values in sections.items():
         part, more = changed(getattr(copy, section), values, f"{prefix}{section}.")
         copy, refused = dataclasses.replace(copy, **{section: part}), {**refused, **more}

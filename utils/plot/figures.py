@@ -194,13 +194,8 @@ def draw_summary(scores: Mapping[str, Strata], title: str, unit: str = "human-no
         unit: Label of the profiles' axis.
     """
     plots = pyplot()
-    figure, grid = plots.subplots(
-        1,
-        len(AGGREGATES) + 1,
-        figsize=(14, 1.6 + 0.5 * len(scores)),
-        layout="constrained",
-        gridspec_kw={"width_ratios": [*(1 for _ in AGGREGATES), 2]},
-    )
+    widths, size = [*(1 for _ in AGGREGATES), 2], (14, 1.6 + 0.5 * len(scores))
+    figure, grid = plots.subplots(1, len(widths), figsize=size, layout="constrained", width_ratios=widths)
     colors = plots.rcParams["axes.prop_cycle"].by_key()["color"]
     for panel, (name, statistic) in zip(grid, AGGREGATES.items()):
         for row, strata in enumerate(scores.values()):
