@@ -225,25 +225,25 @@ class Runner:
 
     def run(self) -> int:
         """Run all to their end; return 0, or 128 plus the number of the signal that ended them."""
-        free, active = list(range(len(self._shares))), dict[int, ChildRun]()
+        free, active = list(self._shares), dict[ChildRun, list[int]]()
         with self._interrupts:
             waiting = [run for run in self._runs if not run.complete]
             if len(waiting) < len(self._runs):
                 print(f"{len(self._runs) - len(waiting)} of {len(self._runs)} runs are complete already", flush=True)
             while active or (waiting and not self._interrupts):
                 while waiting and free and not self._interrupts:
-                    share, run = free[0], waiting.pop(0)
+                    run = waiting.pop(0)
                     if not wait_until_idle(run, self._interrupts):
                         self._print(run, "is being trained by somebody else and passed over")
                         continue
                     self._print(run, "runs")
-                    run.start(self._shares[share])
-                    active[free.pop(0)] = run
+                    run.start(free[0])
+                    active[run] = free.pop(0)
                     self._interrupts.forward()
                 time.sleep(POLL)
-                for share in [share for share, run in active.items() if run.exit_code is not None]:
-                    free.append(share)
-                    self._print(run := active.pop(share), self._outcome(run))
+                for run in [run for run in active if run.exit_code is not None]:
+                    free.append(active.pop(run))
+                    self._print(run, self._outcome(run))
         return self._interrupts.exit_code
 
     @staticmethod
