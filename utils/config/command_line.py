@@ -21,7 +21,6 @@ from utils.factory import EnginesDict, ProcessesDict, did_you_mean, suggestion
 from utils.options import CONFIGS, RUN, Options
 from utils.run_registry import SavedRun
 
-HELP = ("-h", "--help")
 # fmt: off
 # Options that a saved run does not hand on: each start has its own.
 OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "actor.device", "resume", "model_file", "render",
@@ -55,9 +54,8 @@ def judge_words(arguments: Sequence[str]) -> None:
     Raises:
         ConfigurationError: with every such problem.
     """
-    arguments, help_section = _without_help(arguments)
     words, problems = split(arguments)
-    start = _peek(words)
+    help_of, start = words.pop("help", None), _peek(words)
     row = rows.find_row(start.config)
     if start.resume is not None or (start.mode == 2 and start.model_file is None):
         return
@@ -66,8 +64,8 @@ def judge_words(arguments: Sequence[str]) -> None:
     options, more, _ = _chosen(row, words)
     if rows.missing_classes(options):
         return
-    if help_section is not None:
-        _help(options, help_section)
+    if help_of is not None:
+        _help(options, help_of)
     if problems := problems + more:
         raise ConfigurationError(problems)
 
@@ -78,10 +76,9 @@ def preload(arguments: Sequence[str]) -> bool:
     Returns:
         False, without imports, if the words and RUN say that the engine `local` starts no process.
     """
-    arguments, help_section = _without_help(arguments)
     words, _ = split(arguments)
     start, engine = _peek(words), " ".join(words.get("engine", [str(RUN["engine"])]))
-    if help_section is not None or engine != "local" or start.check:
+    if "help" in words or engine != "local" or start.check:
         return False
     list(ProcessesDict.values())
     EnginesDict["local"]
@@ -110,8 +107,8 @@ def read(arguments: Sequence[str]) -> Options:
     Raises:
         ConfigurationError: with every problem.
     """
-    arguments, help_section = _without_help(arguments)
     words, problems = split(arguments)
+    help_of = words.pop("help", None)
     if "root" in words:  # absolute, because an environment may change the working folder
         words["root"] = [os.path.abspath(os.path.expanduser(root)) for root in words["root"]]
     start = _peek(words)
@@ -126,8 +123,8 @@ def read(arguments: Sequence[str]) -> Options:
         else:
             row = rows.find_row(saved.config)
     options, more, refused = _chosen(row, words, saved)
-    if help_section is not None:
-        _help(options, help_section)
+    if help_of is not None:
+        _help(options, help_of)
     problems += more
     taken = options.timestamp  # given, and not made up below
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
@@ -157,26 +154,16 @@ def read(arguments: Sequence[str]) -> Options:
 
 
 # words ----------------------------------------------------------------------------------------------------------------
-def _without_help(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the words without --help and the section behind it, and that section: "" for all, None without --help."""
-    position = next((index for index, word in enumerate(arguments) if word in HELP), None)
-    if position is None:
-        return list(arguments), None
-    after = arguments[position + 1 : position + 2]
-    section = after[0] if after and not after[0].startswith("-") else ""
-    rest = [*arguments[:position], *arguments[position + 1 + bool(section) :]]
-    return [word for word in rest if word not in HELP], section.replace("-", "_")
-
-
 def split(arguments: Sequence[str]) -> tuple[Words, list[str]]:
     """Return the words behind each option, and words that stand alone as problems.
 
-    --name value ..., --name=value and --name alone are options; hyphens and underscores in names are the same.
+    --name value ..., --name=value and --name alone are options; hyphens and underscores in names are the same, and so
+    are -h and --help.
     """
     words: Words = {}
     problems: list[str] = []
     name: str | None = None
-    for argument in arguments:
+    for argument in ("--help" if argument == "-h" else argument for argument in arguments):
         if argument.startswith("--") and len(argument) > 2:
             name, equals, value = argument[2:].partition("=")
             name = name.replace("-", "_")
@@ -222,13 +209,14 @@ def _chosen(row: Row, words: Words, saved: SavedRun | None = None) -> tuple[Opti
     return options, [*problems, *refused.values()], refused
 
 
-def _help(options: Options, section: str) -> NoReturn:
-    """Print the options of this row, or of one section, and exit with 0.
+def _help(options: Options, words: Sequence[str]) -> NoReturn:
+    """Print the options of this row, or of the section that stands behind --help, and exit with 0.
 
     Raises:
         ConfigurationError: an unknown section.
     """
     known = help_sections(options)
+    section = "".join(word for word in words[:1] if not word.startswith("-")).replace("-", "_")
     if section and section not in known:
         sections = [name for name in known if f"{name}." in "".join(known) or name == known[0]]
         raise ConfigurationError(
