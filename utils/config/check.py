@@ -232,9 +232,7 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
 # spaces ---------------------------------------------------------------------------------------------------------------
 def wide_console() -> Console:
     """Return a console in which tables are readable, whatever the terminal's width."""
-    console = Console(highlight=False)
-    console.width = max(console.width, WIDTH)
-    return console
+    return Console(highlight=False, width=max(Console().width, WIDTH))
 
 
 def print_refused(options: Options) -> None:
