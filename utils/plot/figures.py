@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.common.console import log_to_stderr
-from utils.errors import ConfigurationError
+from utils.errors import import_extra
 from utils.plot.curves import Curve, Run, on_grid
 
 Array = NDArray[np.float64]
@@ -99,13 +99,7 @@ def pyplot() -> Any:
     Raises:
         ConfigurationError: matplotlib is not installed; the message names the command that installs it.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigurationError(
-            'drawing needs matplotlib, which is not installed: pip install -e ".[plots]"'
-        ) from None
-    matplotlib.use("Agg")
+    import_extra("drawing", "matplotlib", "plots").use("Agg")
     from matplotlib import pyplot
 
     return pyplot

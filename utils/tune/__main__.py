@@ -24,7 +24,7 @@ from typing import Any
 from core.common.terminal import relay_output
 from utils.config.command_line import refuse
 from utils.config.rows import CHOICES, class_defaults, flatten, split_values
-from utils.errors import ConfigurationError
+from utils.errors import ConfigurationError, import_extra
 from utils.options import PROJECT, Options
 from utils.plot import figures
 from utils.plot.curves import METRICS, PERIOD, STOPS, Curve, late_score, read_curve, until
@@ -310,10 +310,7 @@ class Study:
 
 def library() -> Any:
     """Return the module optuna, or raise ConfigurationError if it is not installed."""
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigurationError('tuning needs optuna, which is not installed: pip install -e ".[tune]"') from None
+    optuna = import_extra("tuning", "optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
