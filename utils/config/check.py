@@ -169,16 +169,13 @@ def _gymnasium(options: Options, pace: Pace) -> tuple[str, list[str]]:
     env = options.env_class.gymnasium_env(options.env, options.game)
     if env is None:
         return "", []
-    if CHECKER_CALLS * max(pace) > PLAY_SECONDS:
-        env.close()
-        return f"its checker is left out: a reset takes {pace.reset:.2f} s and a step {pace.step:.2f} s", []
-    with warnings.catch_warnings(record=True, action="always") as caught:
+    with warnings.catch_warnings(record=True, action="always") as caught, closing(env):
+        if CHECKER_CALLS * max(pace) > PLAY_SECONDS:
+            return f"its checker is left out: a reset takes {pace.reset:.2f} s and a step {pace.step:.2f} s", []
         try:
             check_env(env, skip_render_check=True)
         except Exception as error:
             return "", [f"gymnasium's checker: {type(error).__name__}: {error}"]
-        finally:
-            env.close()
     return "\n".join(COLORS.sub("", str(warning.message)) for warning in caught) or "its checker found nothing", []
 
 
