@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 from types import UnionType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -74,10 +74,12 @@ class Exploration(Protocol):
     def statistics(self) -> dict[str, float]: ...
 
 
+@runtime_checkable
 class Engine(Protocol):
-    """Runs the processes of a table of roles."""
+    """The contract of an engine."""
 
-    def run(self, roles: list[tuple[str, int]]) -> int: ...
+    def run(self, roles: list[tuple[str, int]]) -> int:
+        """Run these processes, (role, count) each, and return the exit code when they have ended."""
 
 
 class Agent(ABC):

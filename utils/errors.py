@@ -1,7 +1,9 @@
-"""Errors that refuse to start a run, and how to tell an exception in one line."""
+"""Errors that refuse to start a run, imports that raise them, and how to tell an exception in one line."""
 
+import importlib
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from core.common.foreign_code import text_of
 
@@ -14,6 +16,15 @@ class ConfigurationError(Exception):
     def __init__(self, problems: str | Sequence[str], code: int = BAD_CONFIGURATION):
         self.problems, self.code = (problems,) if isinstance(problems, str) else tuple(problems), code
         super().__init__("\n".join(self.problems))
+
+
+def import_extra(purpose: str, package: str, extra: str) -> Any:
+    """Import and return an optional package, or raise ConfigurationError with the command that installs its extra."""
+    try:
+        return importlib.import_module(package)
+    except ImportError:
+        problem = f'{purpose} needs {package}, which is not installed: pip install -e ".[{extra}]"'
+        raise ConfigurationError(problem) from None
 
 
 def describe_exception(error: BaseException) -> str:

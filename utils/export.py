@@ -29,7 +29,8 @@ from core.model import disable_host_sync
 from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import ACTION_MASK, OARInputs, PictureAndVector, State
 from utils.api import Policy, load
-from utils.errors import ConfigurationError, describe_exception
+from utils.config.command_line import refuse
+from utils.errors import BAD_CHECKPOINT, ConfigurationError, describe_exception
 
 TOLERANCE = 1e-4  # Allowed difference of torch and onnxruntime, relative to the largest number.
 BATCHES = 1, 3  # Batch sizes for which outputs are compared.
@@ -59,13 +60,12 @@ class ActingNetwork(nn.Module):
         return *outputs.values(), *state
 
     def _compute(self, *tensors: Tensor) -> tuple[dict[str, Tensor], State]:
-        num_parts = 2 if self.model.spec.vector_size else 1
-        observation: Any = PictureAndVector(*tensors[:num_parts]) if num_parts == 2 else tensors[0]
-        num_inputs = num_parts + (2 if self._recurrent_q else 0)
-        num_masks = int(self._is_masked)
-        inputs = OARInputs(observation, *tensors[num_parts:num_inputs]) if self._recurrent_q else observation
-        output, state = self.model(inputs, tensors[num_inputs + num_masks :])
-        return self._agent.greedy(output, *tensors[num_inputs : num_inputs + num_masks]), state
+        rest = iter(tensors)
+        observation: Any = PictureAndVector(next(rest), next(rest)) if self.model.spec.vector_size else next(rest)
+        inputs = OARInputs(observation, next(rest), next(rest)) if self._recurrent_q else observation
+        masks = [next(rest)] if self._is_masked else []
+        output, state = self.model(inputs, tuple(rest))
+        return self._agent.greedy(output, *masks), state
 
     def example(self, spec: EnvSpec, batch_size: int, seed: int = 0) -> dict[str, Tensor]:
         """Return random inputs by name."""
@@ -123,8 +123,7 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
                 dynamic_shapes=(tuple({0: batch} for _ in example),),
             )
         assert program is not None
-        for name, value in _metadata(policy).items():
-            program.model.metadata_props[name] = value
+        program.model.metadata_props.update(_metadata(policy))
         with replace_atomically(path) as temporary:
             program.save(str(temporary), external_data=False)
             onnx.checker.check_model(str(temporary))
@@ -150,8 +149,7 @@ def _quiet() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.setLevel(level)
@@ -207,7 +205,7 @@ def _tied(action: ActionSpec, scores: np.ndarray, ours: np.ndarray, theirs: np.n
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Export a model file and return the exit code: 0 written, 2 impossible, 3 no usable model file."""
+    """Export a model file and return exit code 0; exit with 2 if that is impossible, 3 without a usable model file."""
     description = "Export the acting network of a model file to ONNX."
     parser = argparse.ArgumentParser(prog="python -m utils.export", description=description)
     parser.add_argument("model_file", type=Path, help="models/<signature>.pth")
@@ -217,12 +215,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         network = export(load(options.model_file), path)
     except CheckpointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 3
+        refuse(ConfigurationError(str(error), BAD_CHECKPOINT))
     except ConfigurationError as refused:
-        for problem in refused.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        return refused.code
+        refuse(refused)
     names = f"{', '.join(network.inputs)} -> {', '.join(network.outputs)}"
     print(f"{path}: {names}; onnxruntime gives the same outputs as torch")
     return 0

@@ -6,8 +6,9 @@ A new environment, memory, model, agent or engine is one file and one line here.
 
 import difflib
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections import UserDict
+from collections.abc import Iterable
+from typing import Any
 
 from pydantic.dataclasses import is_pydantic_dataclass
 
@@ -15,7 +16,7 @@ from core.common.foreign_code import foreign_code
 from utils.errors import describe_exception
 
 
-class Factory(Mapping[str, Any]):
+class Factory(UserDict[str, Any]):
     """A mapping from names to what stands at "module:attribute".
 
     Raises:
@@ -23,10 +24,11 @@ class Factory(Mapping[str, Any]):
     """
 
     def __init__(self, kind: str, targets: dict[str, str], contract: str | None = None):
-        self.kind, self._targets, self._contract = kind, targets, contract
+        super().__init__(targets)
+        self.kind, self._contract = kind, contract
 
     def __getitem__(self, name: str) -> Any:
-        module_name, colon, attribute = self._targets.get(name, name).partition(":")
+        module_name, colon, attribute = self.data.get(name, name).partition(":")
         if not (colon and module_name and attribute):
             raise UnknownNameError(f"unknown {self.kind} {name!r}{suggestion(name, self)}; there are {', '.join(self)}")
         try:
@@ -59,15 +61,6 @@ class Factory(Mapping[str, Any]):
             )
         return selected
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._targets)
-
-    def __len__(self) -> int:
-        return len(self._targets)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._targets
-
 
 class UnknownNameError(KeyError):
     """A name that stands for nothing, or for something of another kind. The message lists the known names."""
@@ -99,14 +92,6 @@ def did_you_mean(candidates: Iterable[str], prefix: str = "") -> str:
     """Return ", did you mean ...?" with these words, or an empty string if there are none."""
     listed = " or ".join(f"{prefix}{candidate}" for candidate in candidates)
     return f", did you mean {listed}?" if listed else ""
-
-
-@runtime_checkable
-class Engine(Protocol):
-    """The contract of an engine."""
-
-    def run(self, roles: list[tuple[str, int]]) -> int:
-        """Run these processes, (role, count) each, and return the exit code when they have ended."""
 
 
 EnvsDict = Factory(
@@ -213,5 +198,5 @@ EnginesDict = Factory(
         "inline": "core.engines.inline:InlineEngine",
         "ray": "core.engines.ray.engine:RayEngine",
     },
-    "utils.factory:Engine",
+    "core.agent:Engine",
 )

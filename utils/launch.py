@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -45,9 +47,10 @@ def create_context(options: Options) -> tuple[Context, Agent]:
     if spec.warning:
         log_to_stderr(f"warning: game={options.game}: {spec.warning}")
     agent = options.make_agent(spec)
-    table = RoleTable()
-    agent.launch(table, options.mode, options.num_actors, options.num_learners)
-    roles = tuple((role, index) for role, count in table.roles for index in range(count))
+    table: list[tuple[str, int]] = []
+    recorder: Any = SimpleNamespace(run=table.extend)  # an engine that only takes down what it is asked to run
+    agent.launch(recorder, options.mode, options.num_actors, options.num_learners)
+    roles = tuple((role, index) for role, count in table for index in range(count))
     initial_weights = resume_from = None
     try:
         makers = _memory_makers(options, spec, agent)
@@ -86,31 +89,13 @@ def create_context(options: Options) -> tuple[Context, Agent]:
     return context, agent
 
 
-class RoleTable:
-    """An engine that only records the roles that it is asked to run."""
-
-    roles: list[tuple[str, int]]
-
-    def run(self, roles: list[tuple[str, int]]) -> int:
-        self.roles = roles
-        return 0
-
-
 def _memory_makers(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Callable[[], Memory], ...]:
     """Return what makes the memory of each learner, each with a seed of its own."""
     if options.mode == 2:
         return ()
     seeds = [options.seed, *np.random.SeedSequence(options.seed).generate_state(options.num_learners - 1).tolist()]
-    return tuple(
-        partial(
-            options.memory_class,
-            options.memory,
-            memory_budget.layout(options, spec, agent, learner),
-            agent.window,
-            seed,
-        )
-        for learner, seed in enumerate(seeds)
-    )
+    make, layouts = partial(options.memory_class, options.memory), memory_budget.layouts(options, spec, agent)
+    return tuple(partial(make, rows, agent.window, seed) for rows, seed in zip(layouts, seeds))
 
 
 def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path:
@@ -128,12 +113,8 @@ def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path:
         )
     model_file.load_into(model, weights, path)
     if options.model_file is not None:
-        print(
-            f"{'starting from' if options.mode == 1 else 'testing'} model file {path}: "
-            + ", ".join(
-                f"{name}={metadata.get(name, 'unknown')}" for name in ("config", "game", "agent_steps", "score")
-            )
-        )
+        told = [f"{name}={metadata.get(name, 'unknown')}" for name in ("config", "game", "agent_steps", "score")]
+        print(f"{'starting from' if options.mode == 1 else 'testing'} model file {path}: {', '.join(told)}")
     if path.is_dir() and path.name != metadata["checkpoint"]:  # the folder of all checkpoints: one of them was verified
         path /= metadata["checkpoint"]
     return path

@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,8 +68,7 @@ def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix
     other = next((run for run in candidates if run.config == wanted["config"]), None)
     hint = ""
     if other is not None:
-        different = _differences(other, wanted, environment)
-        others = ", ".join(f"{name}={other.options.get(name)}" for name in different)
+        others = ", ".join(f"{name}={other.options.get(name)}" for name in _differences(other, wanted, environment))
         hint = f"; its newest run, {other.signature}, has {others}"
     raise ConfigurationError(
         f"no run of {wanted['config']} with {listed} in {Path(root) / 'logs'} has left "
@@ -94,14 +94,12 @@ def all_runs(root: str) -> list[SavedRun]:
 
 def read(log_folder: Path) -> SavedRun | None:
     """Return the run with this log folder, or None if its settings are not readable."""
-    try:
+    with contextlib.suppress(ValueError, KeyError, TypeError, OSError, RecursionError):
         saved = json.loads((log_folder / RUN_FILE).read_text())
         config, options, file = saved["config"], saved["options"], saved["file"]
         if isinstance(config, str) and isinstance(options, dict) and isinstance(file, dict):
             ended = saved.get("exit_code"), saved.get("environment")
             return SavedRun(log_folder.resolve().name, config, dotted(options), file, *ended)
-    except (ValueError, KeyError, TypeError, OSError, RecursionError):
-        pass
     return None
 
 
@@ -125,15 +123,13 @@ def claim(options: Options, size: int = 0) -> Options:
     Raises:
         ConfigurationError: The folders cannot be written, or the run that should be continued is still running.
     """
-    timestamp, number = options.timestamp, 1
     try:
         _try_models(options, size)
-        while True:
+        for timestamp in _numbered(str(options.timestamp)):
+            options = dataclasses.replace(options, timestamp=timestamp)
             with contextlib.suppress(FileExistsError):
                 options.log_folder.mkdir(parents=True, exist_ok=options.resume is not None)
                 break
-            number += 1
-            options = dataclasses.replace(options, timestamp=f"{timestamp}-{number}")
         locks[options.log_folder] = os.open(options.log_folder, os.O_RDONLY)
         locked = try_lock(locks[options.log_folder])
     except OSError as error:
@@ -212,12 +208,14 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
 
 def fresh_timestamp(root: str, machine: str) -> str:
     """Return the present time as a timestamp that no run of this machine has."""
-    now, number = time.strftime("%Y%m%d-%H%M%S"), 1
-    timestamp = now
-    while os.path.exists(Path(root) / "logs" / f"{machine}_{timestamp}"):
-        number += 1
-        timestamp = f"{now}-{number}"
-    return timestamp
+    names = _numbered(time.strftime("%Y%m%d-%H%M%S"))
+    return next(name for name in names if not os.path.exists(Path(root) / "logs" / f"{machine}_{name}"))
+
+
+def _numbered(timestamp: str) -> Iterator[str]:
+    """Yield the timestamp, then timestamp-2, timestamp-3, ..."""
+    yield timestamp
+    yield from (f"{timestamp}-{number}" for number in itertools.count(2))
 
 
 def end(options: RunOptions, exit_code: int) -> None:
@@ -248,9 +246,3 @@ def end(options: RunOptions, exit_code: int) -> None:
 
 def _write(log_folder: Path, content: Mapping[str, Any]) -> None:
     write_atomically(log_folder / RUN_FILE, (json.dumps(content, indent=1) + "\n").encode())
-
-
-def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dotted settings as JSON returns them: tuples are lists, for instance."""
-    decoded: dict[str, Any] = json.loads(json.dumps(settings))
-    return decoded

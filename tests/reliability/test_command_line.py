@@ -587,14 +587,10 @@ def run(root, read):
     """Return a function that claims a run as main does and leaves the files of a finished run."""
 
     def started(*words):
-        from utils.config.rows import find_row, flatten, from_row
+        from utils.config.rows import find_row, settings_on_file
 
         chosen = run_registry.claim(read(*words))
-        run_registry.save(
-            chosen,
-            run_registry.plain(flatten(from_row(find_row(chosen.config))[0])),
-            validation.environment_spec(chosen).name,
-        )
+        run_registry.save(chosen, settings_on_file(find_row(chosen.config)), validation.environment_spec(chosen).name)
         chosen.checkpoint_folder.mkdir()
         chosen.model_path.touch()
         return chosen

@@ -12,8 +12,7 @@ import torch
 from core.checkpoint.model_file import save_weights
 from core.envs import minatar
 from core.specs import ArraySpec, Discrete, EnvSpec
-from utils import run_registry
-from utils.config.rows import find_row, flatten, from_row
+from utils.config.rows import find_row, from_row, settings_on_file
 from utils.options import CONFIGS
 
 CARTPOLE = ("--config", "dqn-cartpole")
@@ -139,7 +138,7 @@ def refused(files, root, start_here, monkeypatch):
         elif name == "run file":
             (root / "logs" / "test_one").mkdir(parents=True)
             # options of the config that differ from these would be applied first
-            on_file = run_registry.plain(flatten(from_row(find_row("dqn-cartpole"))[0]))
+            on_file = settings_on_file(find_row("dqn-cartpole"))
             absurd = {
                 "config": "dqn-cartpole",
                 "options": dict.fromkeys(("agent.learning_rate", "seed", "steps"), 10**400),

@@ -147,8 +147,9 @@ def test_the_command_exports_a_model_file(trained, tmp_path, capsys):
         "values, next_state_0, next_state_1; "
         "onnxruntime gives the same outputs as torch" in capsys.readouterr().out
     )
-    assert export.main([*words, str(tmp_path / "missing" / "model.onnx")]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as refused:
+        export.main([*words, str(tmp_path / "missing" / "model.onnx")])
+    assert refused.value.code == 2 and "cannot be written" in capsys.readouterr().err
 
 
 def test_train_refuses_what_the_command_line_refuses(tmp_path, monkeypatch, capfd):

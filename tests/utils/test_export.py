@@ -207,5 +207,7 @@ def test_a_missing_package_is_refused_with_the_pip_command(missing, tmp_path, mo
 
 
 def test_the_command_refuses_a_missing_model_file(tmp_path, capsys):
-    assert main([str(tmp_path / "none.pth")]) == 3
+    with pytest.raises(SystemExit) as refused:
+        main([str(tmp_path / "none.pth")])
+    assert refused.value.code == 3
     assert capsys.readouterr().err == f"error: model file {tmp_path / 'none.pth'} does not exist\n"

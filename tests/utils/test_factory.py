@@ -62,7 +62,7 @@ def test_a_missing_package_in_a_module_is_an_import_error(tmp_path, monkeypatch)
         (MemoriesDict, "core.models.dqn:DQNCNN", "core.memory.Memory"),
         (ModelsDict, "core.agents.dqn:DQN", "core.model.Model"),
         (EnvsDict, "core.env:checked_discrete", "core.env.Env"),
-        (EnginesDict, "core.agents.dqn:DQN", "utils.factory.Engine"),
+        (EnginesDict, "core.agents.dqn:DQN", "core.agent.Engine"),
     ],
 )
 def test_a_class_of_another_kind_is_refused(names, place, contract):

@@ -9,8 +9,8 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,17 +60,16 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     spec = validation.environment_spec(options)
     warnings_found = [spec.warning] if spec.warning else []
     agent, facts, pace = options.make_agent(spec), Table.grid(padding=(0, 2)), Pace(0.0, 0.0)
-    stages: list[tuple[str, Callable[[], tuple[str, list[str]]]]] = [
-        ("random play", lambda: _random_play(options, pace)),
-        ("gymnasium", lambda: _gymnasium(options, pace)),
-        ("speed", lambda: _speed(options, agent, seconds, pace)),
-    ]
     console.print(table(spec, agent.model))
     for name, text in _parts(options, spec, agent):
         facts.add_row(name, text)
     with suppress(Exception), foreign_code("the environment", may_lack_packages=True):
         pace = _pace(options)  # The stages below report the error.
-    for name, stage in stages:
+    for name, stage in (
+        ("random play", partial(_random_play, options, pace)),
+        ("gymnasium", partial(_gymnasium, options, pace)),
+        ("speed", partial(_speed, options, agent, seconds, pace)),
+    ):
         try:
             with foreign_code("the environment", may_lack_packages=True):
                 text, more = stage()
@@ -124,10 +123,8 @@ def _settings(options: Options) -> Table:
     table = Table("option", "value", "default, where it differs", title=f"options of {options.config}", **TABLE)
     defaults = class_defaults(options)
     for name, value in flatten(options).items():
-        if (default := defaults.get(name, value)) == value:
-            table.add_row(name, str(value), "")
-        else:
-            table.add_row(name, str(value), str(default), style="bold")
+        differs = (default := defaults.get(name, value)) != value
+        table.add_row(name, str(value), str(default) if differs else "", style="bold" if differs else None)
     return table
 
 
@@ -172,17 +169,13 @@ def _gymnasium(options: Options, pace: Pace) -> tuple[str, list[str]]:
     env = options.env_class.gymnasium_env(options.env, options.game)
     if env is None:
         return "", []
-    if CHECKER_CALLS * max(pace) > PLAY_SECONDS:
-        env.close()
-        return f"its checker is left out: a reset takes {pace.reset:.2f} s and a step {pace.step:.2f} s", []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught, closing(env):
+        if CHECKER_CALLS * max(pace) > PLAY_SECONDS:
+            return f"its checker is left out: a reset takes {pace.reset:.2f} s and a step {pace.step:.2f} s", []
         try:
             check_env(env, skip_render_check=True)
         except Exception as error:
             return "", [f"gymnasium's checker: {type(error).__name__}: {error}"]
-        finally:
-            env.close()
     return "\n".join(COLORS.sub("", str(warning.message)) for warning in caught) or "its checker found nothing", []
 
 
@@ -236,9 +229,7 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
 # spaces ---------------------------------------------------------------------------------------------------------------
 def wide_console() -> Console:
     """Return a console in which tables are readable, whatever the terminal's width."""
-    console = Console(highlight=False)
-    console.width = max(console.width, WIDTH)
-    return console
+    return Console(highlight=False, width=max(Console().width, WIDTH))
 
 
 def print_refused(options: Options) -> None:

@@ -12,30 +12,15 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 from core.common.console import log_to_stderr
+from core.common.settings import dotted
 from utils import run_registry
-from utils.config import validation
+from utils.config import rows, validation
 from utils.config.options_page import WIDTH, help_sections, help_text
-from utils.config.rows import (
-    CHOICES,
-    SECTIONS,
-    changed,
-    closest,
-    declared,
-    find_row,
-    flatten,
-    from_row,
-    from_words,
-    kinds,
-    missing_classes,
-    settings_on_file,
-    with_lines,
-)
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict, did_you_mean, suggestion
 from utils.options import CONFIGS, RUN, Options
 from utils.run_registry import SavedRun
 
-HELP = ("-h", "--help")
 # fmt: off
 # Options that a saved run does not hand on: each start has its own.
 OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "actor.device", "resume", "model_file", "render",
@@ -49,7 +34,7 @@ FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_acto
                      "agent.sequence_period", "memory.replay_parameters", "memory.on_full", "memory.num_batches",
                      "memory.feature_dtype")
 # fmt: on
-OF_A_MODEL = tuple(name for name in CHOICES if name != "memory_type")  # choices that decide which weights fit
+OF_A_MODEL = tuple(name for name in rows.CHOICES if name != "memory_type")  # choices that decide which weights fit
 
 Words = dict[str, list[str]]  # option -> the words behind it
 Row = dict[str, Any]
@@ -69,19 +54,18 @@ def judge_words(arguments: Sequence[str]) -> None:
     Raises:
         ConfigurationError: with every such problem.
     """
-    arguments, help_section = _without_help(arguments)
     words, problems = split(arguments)
-    start = _peek(words)
-    row = find_row(start.config)
+    help_of, start = words.pop("help", None), _peek(words)
+    row = rows.find_row(start.config)
     if start.resume is not None or (start.mode == 2 and start.model_file is None):
         return
-    if any(":" in str(words.get(type_field, row.get(type_field))) for type_field, _ in SECTIONS.values()):
+    if any(":" in str(words.get(type_field, row.get(type_field))) for type_field, _ in rows.SECTIONS.values()):
         return  # a class of a user may need anything
     options, more, _ = _chosen(row, words)
-    if missing_classes(options):
+    if rows.missing_classes(options):
         return
-    if help_section is not None:
-        _help(options, help_section)
+    if help_of is not None:
+        _help(options, help_of)
     if problems := problems + more:
         raise ConfigurationError(problems)
 
@@ -92,17 +76,15 @@ def preload(arguments: Sequence[str]) -> bool:
     Returns:
         False, without imports, if the words and RUN say that the engine `local` starts no process.
     """
-    arguments, help_section = _without_help(arguments)
     words, _ = split(arguments)
     start, engine = _peek(words), " ".join(words.get("engine", [str(RUN["engine"])]))
-    if help_section is not None or engine != "local" or start.check:
+    if "help" in words or engine != "local" or start.check:
         return False
-    for role in ProcessesDict:
-        ProcessesDict[role]
+    list(ProcessesDict.values())
     EnginesDict["local"]
     with suppress(ConfigurationError):  # no such row, which is reported later
-        row = find_row(start.config)
-        for type_field, factory in SECTIONS.values():
+        row = rows.find_row(start.config)
+        for type_field, factory in rows.SECTIONS.values():
             name = " ".join(words.get(type_field, [str(row.get(type_field))]))
             if name in factory:
                 with suppress(ImportError):
@@ -125,12 +107,12 @@ def read(arguments: Sequence[str]) -> Options:
     Raises:
         ConfigurationError: with every problem.
     """
-    arguments, help_section = _without_help(arguments)
     words, problems = split(arguments)
+    help_of = words.pop("help", None)
     if "root" in words:  # absolute, because an environment may change the working folder
         words["root"] = [os.path.abspath(os.path.expanduser(root)) for root in words["root"]]
     start = _peek(words)
-    row = find_row(start.config)
+    row = rows.find_row(start.config)
     saved, missing = _saved_run(start, row, words)
     if saved is not None and "config" not in words:
         if saved.config is None:
@@ -139,10 +121,10 @@ def read(arguments: Sequence[str]) -> Options:
                 "is: name that with --config"
             )
         else:
-            row = find_row(saved.config)
+            row = rows.find_row(saved.config)
     options, more, refused = _chosen(row, words, saved)
-    if help_section is not None:
-        _help(options, help_section)
+    if help_of is not None:
+        _help(options, help_of)
     problems += more
     taken = options.timestamp  # given, and not made up below
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
@@ -151,24 +133,20 @@ def read(arguments: Sequence[str]) -> Options:
             f"run {options.signature} exists: continue it by --resume {options.signature}, or choose another timestamp"
         )
     if saved is not None and options.num_envs_per_actor == 0:  # the number was found when the run began
-        options, _ = changed(options, {"num_envs_per_actor": saved.options.get("num_envs_per_actor", 0)})
+        options, _ = rows.changed(options, {"num_envs_per_actor": saved.options.get("num_envs_per_actor", 0)})
     problems += validation.problems(options, refused)
     if saved is not None and options.mode == 1:
         problems += _differences(options, saved)
-    if missing is not None:
-        problems += missing.problems
-    if problems:
+    code = missing.code if missing and not problems else BAD_CONFIGURATION
+    if problems := [*problems, *(missing.problems if missing else ())]:
         if options.check:
             from utils.config.check import print_refused
 
             print_refused(options)
-        no_run_only = missing is not None and len(problems) == len(missing.problems)
-        raise ConfigurationError(problems, missing.code if missing and no_run_only else BAD_CONFIGURATION)
+        raise ConfigurationError(problems, code)
     if saved is not None:
-        print(
-            f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {options.config}, "
-            + ", ".join(f"{name}={getattr(options, name)}" for name in OF_A_MODEL)
-        )
+        told = [options.config, *(f"{name}={getattr(options, name)}" for name in OF_A_MODEL)]
+        print(f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {', '.join(told)}")
     chosen, asked = validation.resolved(options), options.device
     if (asked, chosen.device, options.mode, options.learner.replay_device) == ("auto", "cpu", 1, "learner"):
         log_to_stderr("device=auto is cpu, where learner.replay_device=learner is slow: torch sees no CUDA device here")
@@ -176,26 +154,16 @@ def read(arguments: Sequence[str]) -> Options:
 
 
 # words ----------------------------------------------------------------------------------------------------------------
-def _without_help(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the words without --help and the section behind it, and that section: "" for all, None without --help."""
-    position = next((index for index, word in enumerate(arguments) if word in HELP), None)
-    if position is None:
-        return list(arguments), None
-    after = arguments[position + 1 : position + 2]
-    section = after[0] if after and not after[0].startswith("-") else ""
-    rest = [*arguments[:position], *arguments[position + 1 + bool(section) :]]
-    return [word for word in rest if word not in HELP], section.replace("-", "_")
-
-
 def split(arguments: Sequence[str]) -> tuple[Words, list[str]]:
     """Return the words behind each option, and words that stand alone as problems.
 
-    --name value ..., --name=value and --name alone are options; hyphens and underscores in names are the same.
+    --name value ..., --name=value and --name alone are options; hyphens and underscores in names are the same, and so
+    are -h and --help.
     """
     words: Words = {}
     problems: list[str] = []
     name: str | None = None
-    for argument in arguments:
+    for argument in ("--help" if argument == "-h" else argument for argument in arguments):
         if argument.startswith("--") and len(argument) > 2:
             name, equals, value = argument[2:].partition("=")
             name = name.replace("-", "_")
@@ -212,10 +180,10 @@ def _peek(words: Words) -> Options:
 
     Values that are refused here are reported later.
     """
-    options, _ = with_lines(Options())
-    known = declared(options)
+    options, _ = rows.with_lines(Options())
+    known = rows.declared(options)
     given = [name for name in OF_THIS_START if name in words and name in known]
-    return changed(options, {name: from_words(words[name], known[name].annotation) for name in given})[0]
+    return rows.changed(options, {name: rows.from_words(words[name], known[name].annotation) for name in given})[0]
 
 
 def _chosen(row: Row, words: Words, saved: SavedRun | None = None) -> tuple[Options, list[str], Iterable[str]]:
@@ -225,29 +193,30 @@ def _chosen(row: Row, words: Words, saved: SavedRun | None = None) -> tuple[Opti
         The options, a sentence for each problem, and the names of the command line's options whose values are refused.
     """
     options, problems = _without_words(row, words, saved)
-    known, missing, settings = declared(options), missing_classes(options), dict[str, Any]()
+    known, missing, settings = rows.declared(options), rows.missing_classes(options), dict[str, Any]()
     for name, texts in words.items():
         section, dot, last = name.rpartition(".")
         switch = f"{section}{dot}{last.removeprefix('no_')}"
         if name in known:
-            settings[name] = from_words(texts, known[name].annotation)
-        elif switch in known and not texts and bool in kinds(known[switch].annotation):
+            settings[name] = rows.from_words(texts, known[name].annotation)
+        elif switch in known and not texts and bool in rows.kinds(known[switch].annotation):
             settings[switch] = False
         elif section not in missing:  # why its class is missing was reported
-            type_field = SECTIONS[section][0] if section in SECTIONS else None
+            type_field = rows.SECTIONS[section][0] if section in rows.SECTIONS else None
             owner = f" of {type_field}={getattr(options, type_field)}" if type_field else ""
-            problems.append(f"unknown option --{name}{owner}{did_you_mean(closest(name, known), '--')}")
-    options, refused = changed(options, settings)
+            problems.append(f"unknown option --{name}{owner}{did_you_mean(rows.closest(name, known), '--')}")
+    options, refused = rows.changed(options, settings)
     return options, [*problems, *refused.values()], refused
 
 
-def _help(options: Options, section: str) -> NoReturn:
-    """Print the options of this row, or of one section, and exit with 0.
+def _help(options: Options, words: Sequence[str]) -> NoReturn:
+    """Print the options of this row, or of the section that stands behind --help, and exit with 0.
 
     Raises:
         ConfigurationError: an unknown section.
     """
     known = help_sections(options)
+    section = "".join(word for word in words[:1] if not word.startswith("-")).replace("-", "_")
     if section and section not in known:
         sections = [name for name in known if f"{name}." in "".join(known) or name == known[0]]
         raise ConfigurationError(
@@ -255,13 +224,13 @@ def _help(options: Options, section: str) -> NoReturn:
             f"{suggestion(section, known)}"
         )
     if not section:
-        rows = "Rows: " + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS))
+        names = "Rows: " + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS))
         print(
             "usage: python main.py [--name value ...]\n\n"
             "Train or test what RUN and CONFIGS in utils/options.py say; every option below overrides them.\n"
             "Values are those of the chosen row (--config). Hyphens and underscores are the same. --help agent "
             "shows one group.\n"
-            f"{textwrap.fill(rows, WIDTH, break_on_hyphens=False)}\n"
+            f"{textwrap.fill(names, WIDTH, break_on_hyphens=False)}\n"
         )
     print(help_text(options, section))
     sys.exit(0)
@@ -270,19 +239,20 @@ def _help(options: Options, section: str) -> NoReturn:
 # saved runs -----------------------------------------------------------------------------------------------------------
 def _saved_run(start: Options, row: Row, words: Words) -> tuple[SavedRun | None, ConfigurationError | None]:
     """Return the run to continue or to test, or why there is none; (None, None) if no saved run is asked for."""
-    training = start.mode == 1
+    if start.mode == 1:
+        asked = start.resume and run_registry.signature_of(start.resume)
+        sections, suffix = ["env", "model"], "_checkpoints"
+    else:
+        asked = None if start.model_file is not None else "newest" if start.timestamp is None else start.signature
+        sections, suffix = ["model"], ".pth"
+    if asked is None:
+        return None, None
     try:
-        if training and start.resume == "newest":
-            return run_registry.newest(start.root, *_wanted(row, words, ("env", "model")), "_checkpoints"), None
-        if training and start.resume is not None:
-            return run_registry.find(start.root, run_registry.signature_of(start.resume)), None
-        if not training and start.model_file is None and start.timestamp is None:
-            return run_registry.newest(start.root, *_wanted(row, words, ("model",)), ".pth"), None
-        if not training and start.model_file is None:
-            return run_registry.find(start.root, start.signature), None
+        if asked == "newest":
+            return run_registry.newest(start.root, *_wanted(row, words, sections), suffix), None
+        return run_registry.find(start.root, asked), None
     except ConfigurationError as error:
         return None, error
-    return None, None
 
 
 def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, Any], str | None]:
@@ -292,7 +262,7 @@ def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, 
     sections. The name is None if the environment cannot be made, which is reported later.
     """
     options, _, _ = _chosen(row, words)
-    known = run_registry.plain(flatten(options))
+    known = dotted(options.to_dict())
     wanted = {
         "config": row["name"],
         **{name: known[name] for name in OF_A_MODEL},
@@ -313,24 +283,26 @@ def _without_words(row: Row, words: Words, saved: SavedRun | None) -> tuple[Opti
     Raises:
         ConfigurationError: the run was saved with options that no longer exist.
     """
-    choices = {name: words[name][0] for name in CHOICES if words.get(name)}
+    choices = {name: words[name][0] for name in rows.CHOICES if words.get(name)}
     if saved is None or saved.config is None:
-        return from_row(row, choices)
-    since = {name: value for name, value in settings_on_file(row).items() if (name, value) not in saved.file.items()}
+        return rows.from_row(row, choices)
+    on_file = rows.settings_on_file(row).items()
+    since = {name: value for name, value in on_file if (name, value) not in saved.file.items()}
     settings = {name: value for name, value in {**saved.options, **since}.items() if name not in OF_THIS_START}
-    saved_choices = {name: str(settings[name]) for name in CHOICES if name in settings}
-    options, problems = from_row(row, {**saved_choices, **choices})
-    known = declared(options)
-    other = {section for section, (field, _) in SECTIONS.items() if saved.options.get(field) != getattr(options, field)}
-    other |= missing_classes(options).keys()
+    saved_choices = {name: str(settings[name]) for name in rows.CHOICES if name in settings}
+    options, problems = rows.from_row(row, {**saved_choices, **choices})
+    known = rows.declared(options)
+    other = rows.missing_classes(options).keys() | {
+        section for section, (field, _) in rows.SECTIONS.items() if saved.options.get(field) != getattr(options, field)
+    }
     if renamed := [name for name in saved.options if name not in known and name.partition(".")[0] not in other]:
         raise ConfigurationError(
             f"run {saved.signature} was saved by another version, with options that this one does not have "
             f"({', '.join(renamed)}): use that version, or start a new run",
             BAD_CHECKPOINT,
         )
-    kept = {name: value for name, value in settings.items() if name in known and name not in CHOICES}
-    options, refused = changed(options, kept)
+    kept = {name: value for name, value in settings.items() if name in known and name not in rows.CHOICES}
+    options, refused = rows.changed(options, kept)
     where = f"{run_registry.RUN_FILE} of run {saved.signature}"
     return options, problems + [f"{where}: {sentence}" for sentence in refused.values()]
 
@@ -354,7 +326,7 @@ def _identity(options: Options, saved: SavedRun | None) -> dict[str, Any]:
 
 def _differences(options: Options, saved: SavedRun) -> list[str]:
     """Return a problem for each difference that a continued run may not have, and print the other differences."""
-    before, after = saved.options, run_registry.plain(flatten(options))
+    before, after = saved.options, dotted(options.to_dict())
     may_differ = set(OF_THIS_START) - {"config"}
     different = [name for name in after if name not in may_differ and name in before and before[name] != after[name]]
     if before.get("seconds") is not None and options.seconds is None:

@@ -1,7 +1,4 @@
-"""docs/options.md and --help, made of the declarations of options.
-
-python -m utils.config.options_page > docs/options.md
-"""
+"""Sections of docs/options.md, and --help, made of the declarations of options: python -m utils.config.options_page."""
 
 import ast
 import dataclasses
@@ -13,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic.fields import FieldInfo
@@ -21,27 +19,7 @@ from utils.config.rows import OPEN_LINES, SECTIONS, declared, flatten
 from utils.factory import EnginesDict
 from utils.options import PROJECT, RUN, Options
 
-INTRODUCTION = """\
-# Options
-
-Every option, its default, the values it may take, and its unit or meaning. This page is made of the code, by
-
-```bash
-.venv/bin/python -m utils.config.options_page > docs/options.md
-```
-
-An option is set in one of four places; a later one wins:
-
-1. **here**: the default beside the class that it configures;
-2. **a row of `CONFIGS`** in `utils/options.py`, as `"agent.learning_rate": 1e-4`;
-3. **a line of `RUN`** in `utils/options.py` that is not None;
-4. **the command line**, as `--agent.learning_rate 1e-4`. Hyphens and underscores are the same, `1e6` is a whole
-number, `none`
-   is None, and a switch is written `--record`, `--record true` or `--no-record`.
-
-`python main.py --config <row> --help` lists the options that this row has, with the values it gives them, and what this
-page says of them; `--help agent` lists those of one group, `--help agent.learning_rate` one.
-"""
+DOCUMENT = Path(PROJECT) / "docs" / "options.md"
 LINES = "The lines to edit"
 LINES_TEXT = (
     "The lines of `RUN` at the top of `utils/options.py`. A row may set "
@@ -54,16 +32,16 @@ CHOICES_TEXT = (
 # Options that name a class -> the names that the factory knows.
 NAMES: dict[str, Iterable[str]] = {"engine": EnginesDict, **dict(SECTIONS.values())}
 TOP = "run"  # section of the options without a dot, in --help
-WIDTH = 120  # columns of --help
+WIDTH, INDENT = 120, " " * 8  # columns of --help, and space before a description
 HEADER = "| option | type | default | allowed | unit or meaning |\n|---|---|---|---|---|\n"
 SIGNS = {"gt": ">", "ge": "≥", "le": "≤"}  # attribute of a bound in pydantic's metadata -> sign
 
 
 def page() -> str:
-    """Return the whole of docs/options.md."""
+    """Return docs/options.md with the introduction as it is, and the sections of the present declarations."""
     own = [name for name in declared(Options()) if name not in RUN]
     parts = [
-        INTRODUCTION,
+        DOCUMENT.read_text().partition("\n## ")[0],
         _section(LINES, LINES_TEXT, table(Options, only=RUN)),
         _section("The choices of a row", CHOICES_TEXT, table(Options, only=own)),
     ]
@@ -107,9 +85,8 @@ def help_text(options: Options, section: str = "") -> str:
         allowed = _allowed(name, field).replace("`", "").replace("≥", ">=").replace("≤", "<=")
         value = _default(values[name]).strip("`")
         lines.append(f"  --{name} {_type_name(field.annotation)} = {value}" + (f"  ({allowed})" if allowed else ""))
-        lines += textwrap.wrap(
-            descriptions(params).get(last, ""), WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8
-        )
+        sentences = textwrap.wrap(descriptions(params).get(last, ""), WIDTH - len(INDENT))
+        lines += [INDENT + line for line in sentences]
     return "\n".join(lines)
 
 
@@ -197,4 +174,4 @@ def _nested(annotation: Any) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    DOCUMENT.write_text(page())

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from core.common.settings import sentences
-from utils import run_registry
+from core.common.settings import dotted, sentences
 from utils.errors import ConfigurationError
 from utils.factory import AgentsDict, EnvsDict, Factory, MemoriesDict, ModelsDict, did_you_mean, suggestion, why_not
 from utils.options import CONFIGS, RUN, Options
@@ -101,7 +100,7 @@ def class_defaults(options: Options) -> dict[str, Any]:
 
 def settings_on_file(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return what utils/options.py says for this row: dotted name -> value, as JSON carries it."""
-    return run_registry.plain(flatten(from_row(row)[0]))
+    return dotted(from_row(row)[0].to_dict())
 
 
 def with_lines(options: Options) -> tuple[Options, list[str]]:
@@ -164,9 +163,8 @@ def changed(params: P, settings: Mapping[str, Any], prefix: str = "") -> tuple[P
         copy, refused = dataclasses.replace(params, **own), dict[str, str]()
     except ValidationError as error:
         refused = sentences(error, prefix)
-        copy = dataclasses.replace(
-            params, **{name: value for name, value in own.items() if prefix + name not in refused}
-        )
+        right = {name: value for name, value in own.items() if prefix + name not in refused}
+        copy = dataclasses.replace(params, **right)
     for section, values in sections.items():
         part, more = changed(getattr(copy, section), values, f"{prefix}{section}.")
         copy, refused = dataclasses.replace(copy, **{section: part}), {**refused, **more}

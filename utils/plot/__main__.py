@@ -55,8 +55,7 @@ def _summary(options: argparse.Namespace) -> list[Path]:
     groups = grouped(runs, options.group) if options.group else alike(runs, "method")
     scores = {method: list(by_game(runs).values()) for method, runs in groups.items()}
     figure = draw_summary(scores, options.title or "human-normalised scores, 95 % bootstrap intervals")
-    for line in summary_table({method: by_game(runs) for method, runs in groups.items()}):
-        print(line)
+    print("\n".join(summary_table(scores)))
     return save(figure, options.output, options.formats)
 
 
@@ -77,15 +76,15 @@ def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
     return {game: np.array(values) for game, values in sorted(games.items())}
 
 
-def summary_table(scores: Mapping[str, Mapping[str, Array]]) -> list[str]:
+def summary_table(scores: Mapping[str, Sequence[Array]]) -> list[str]:
     """Return Markdown lines with the aggregates of each method and their 95 % intervals."""
     lines = [f"| method | games | runs | {' | '.join(AGGREGATES)} |", "|---" * (len(AGGREGATES) + 3) + "|"]
     for method, games in scores.items():
         cells = []
         for statistic in AGGREGATES.values():
-            low, high = interval(bootstrap(list(games.values()), statistic, np.random.default_rng(0)))
-            cells.append(f"{statistic(list(games.values())):.3f} [{low:.3f}, {high:.3f}]")
-        lines.append(f"| {method} | {len(games)} | {sum(map(len, games.values()))} | {' | '.join(cells)} |")
+            low, high = interval(bootstrap(games, statistic, np.random.default_rng(0)))
+            cells.append(f"{statistic(games):.3f} [{low:.3f}, {high:.3f}]")
+        lines.append(f"| {method} | {len(games)} | {sum(map(len, games))} | {' | '.join(cells)} |")
     return lines
 
 

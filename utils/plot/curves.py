@@ -128,12 +128,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-def reached(path: Path) -> int:
-    """Return the agent steps of a run by its metrics.jsonl, which lags behind by at most one period of the logger."""
-    steps = [line["step"] for line in read_lines(path) if PERIOD in line["values"]]
-    return int(steps[-1]) if steps else 0
-
-
 def until(curve: Curve, steps: float | None) -> Curve:
     """Return the points up to `steps`, including the first evaluation after them. If None, return all points."""
     if not steps or curve.steps.size == 0:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.common.console import log_to_stderr
-from utils.errors import ConfigurationError
+from utils.errors import import_extra
 from utils.plot.curves import Curve, Run, on_grid
 
 Array = NDArray[np.float64]
@@ -99,13 +99,7 @@ def pyplot() -> Any:
     Raises:
         ConfigurationError: matplotlib is not installed; the message names the command that installs it.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigurationError(
-            'drawing needs matplotlib, which is not installed: pip install -e ".[plots]"'
-        ) from None
-    matplotlib.use("Agg")
+    import_extra("drawing", "matplotlib", "plots").use("Agg")
     from matplotlib import pyplot
 
     return pyplot
@@ -194,13 +188,8 @@ def draw_summary(scores: Mapping[str, Strata], title: str, unit: str = "human-no
         unit: Label of the profiles' axis.
     """
     plots = pyplot()
-    figure, grid = plots.subplots(
-        1,
-        len(AGGREGATES) + 1,
-        figsize=(14, 1.6 + 0.5 * len(scores)),
-        layout="constrained",
-        gridspec_kw={"width_ratios": [*(1 for _ in AGGREGATES), 2]},
-    )
+    widths, size = [*(1 for _ in AGGREGATES), 2], (14, 1.6 + 0.5 * len(scores))
+    figure, grid = plots.subplots(1, len(widths), figsize=size, layout="constrained", width_ratios=widths)
     colors = plots.rcParams["axes.prop_cycle"].by_key()["color"]
     for panel, (name, statistic) in zip(grid, AGGREGATES.items()):
         for row, strata in enumerate(scores.values()):

@@ -19,6 +19,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ from utils.config.rows import split_values
 from utils.errors import ConfigurationError
 from utils.options import PROJECT
 from utils.plot.curves import METRICS, late_score, read_curve, read_lines, until
-from utils.sweep.subprocess_run import ChildRun, Runner, claimed, named, options_of
+from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of
 
 NOT_IN_FILE_NAMES = re.compile(r"[^\w.+-]+")
 
@@ -129,7 +130,7 @@ def planned(options: argparse.Namespace, variants: list[tuple[str, list[str]]], 
             row = f"{template.config}{suffix}"
             for seed in options.seeds:
                 name = f"{row}-seed{seed}"
-                run = ChildRun(named(template, name, seed), words, folder / f"{name}.txt", row)
+                run = ChildRun(replace(template, timestamp=name, seed=seed), words, folder / f"{name}.txt", row)
                 if runs.setdefault(run.options.signature, run).options != run.options:
                     twice[run.options.signature] = None
     if twice:

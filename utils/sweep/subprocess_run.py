@@ -1,7 +1,6 @@
 """Run main.py in subprocesses: start, resume and interrupt one, or run many, some at a time, on shares of the cores."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 import subprocess
@@ -14,9 +13,9 @@ from typing import IO, Any
 
 from core.common.files import folder_lock
 from core.common.processes import die_with_parent
+from core.common.settings import dotted
 from utils import run_registry
 from utils.config import command_line
-from utils.config.rows import flatten
 from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot.curves import METRICS, STOPS, differences, late_score, read_curve
@@ -107,7 +106,7 @@ class ChildRun:
 
     def check(self) -> None:
         """Raise ConfigurationError if this run exists and was trained with other options."""
-        saved, current = run_registry.read(self.options.log_folder), run_registry.plain(flatten(self.options))
+        saved, current = run_registry.read(self.options.log_folder), dotted(self.options.to_dict())
         different = differences(saved.options, current) if saved else []
         if self.options.num_envs_per_actor == 0:  # The run has determined the number itself.
             different = [name for name in different if name != "num_envs_per_actor"]
@@ -158,11 +157,6 @@ class ChildRun:
             identity = {"resume": options.signature, "model_file": "none"}
         run = {"config": options.config, "seed": options.seed, "root": options.root, "mode": 1}
         return [*words_of(run), *PATIENT, *self._words, *words_of(identity)]
-
-
-def named(options: Options, timestamp: str, seed: int) -> Options:
-    """Return the options with another timestamp and seed."""
-    return dataclasses.replace(options, timestamp=timestamp, seed=seed)
 
 
 def end_with(parent: int) -> None:
@@ -231,25 +225,25 @@ class Runner:
 
     def run(self) -> int:
         """Run all to their end; return 0, or 128 plus the number of the signal that ended them."""
-        free, active = list(range(len(self._shares))), dict[int, ChildRun]()
+        free, active = list(self._shares), dict[ChildRun, list[int]]()
         with self._interrupts:
             waiting = [run for run in self._runs if not run.complete]
             if len(waiting) < len(self._runs):
                 print(f"{len(self._runs) - len(waiting)} of {len(self._runs)} runs are complete already", flush=True)
             while active or (waiting and not self._interrupts):
                 while waiting and free and not self._interrupts:
-                    share, run = free[0], waiting.pop(0)
+                    run = waiting.pop(0)
                     if not wait_until_idle(run, self._interrupts):
                         self._print(run, "is being trained by somebody else and passed over")
                         continue
                     self._print(run, "runs")
-                    run.start(self._shares[share])
-                    active[free.pop(0)] = run
+                    run.start(free[0])
+                    active[run] = free.pop(0)
                     self._interrupts.forward()
                 time.sleep(POLL)
-                for share in [share for share, run in active.items() if run.exit_code is not None]:
-                    free.append(share)
-                    self._print(run := active.pop(share), self._outcome(run))
+                for run in [run for run in active if run.exit_code is not None]:
+                    free.append(active.pop(run))
+                    self._print(run, self._outcome(run))
         return self._interrupts.exit_code
 
     @staticmethod

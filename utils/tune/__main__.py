@@ -15,6 +15,7 @@ import csv
 import dataclasses
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,20 +24,11 @@ from typing import Any
 from core.common.terminal import relay_output
 from utils.config.command_line import refuse
 from utils.config.rows import CHOICES, class_defaults, flatten, split_values
-from utils.errors import ConfigurationError
+from utils.errors import ConfigurationError, import_extra
 from utils.options import PROJECT, Options
 from utils.plot import figures
-from utils.plot.curves import METRICS, STOPS, Curve, late_score, reached, read_curve, until
-from utils.sweep.subprocess_run import (
-    POLL,
-    ChildRun,
-    SignalForwarder,
-    claimed,
-    named,
-    options_of,
-    wait_until_idle,
-    words_of,
-)
+from utils.plot.curves import METRICS, PERIOD, STOPS, Curve, late_score, read_curve, until
+from utils.sweep.subprocess_run import POLL, ChildRun, SignalForwarder, claimed, options_of, wait_until_idle, words_of
 from utils.tune.ranges import Range, ranges
 
 LINES = (*STOPS, "num_envs_per_actor")  # Options without a dot that a printed row may have.
@@ -221,13 +213,16 @@ class Study:
         }
 
     def _has_made_all_steps(self, run: ChildRun) -> bool:
-        return reached(run.options.log_folder / METRICS) >= (self._template.steps or float("inf"))
+        """Return True if the last log period says so, which lags behind by at most one period of the logger."""
+        steps = read_curve(run.options.log_folder / METRICS, PERIOD).steps
+        return bool(steps.size) and steps[-1] >= (self._template.steps or float("inf"))
 
     def _child(self, trial: Any) -> ChildRun:
         words = [*self._words, *words_of(trial.params)]
         options = options_of(self._template.config, words, self._template.machine, self._template.root)
         name = f"trial{trial.number}"
-        return ChildRun(named(options, name, self._seed), words, self._folder / f"{name}.txt")
+        options = dataclasses.replace(options, timestamp=name, seed=self._seed)
+        return ChildRun(options, words, self._folder / f"{name}.txt")
 
     def _report(self, trial: Any, state: Any, scores: Mapping[int, float], remark: str) -> None:
         """Report scores and state to optuna, which keeps the last score as the value of a complete or pruned trial."""
@@ -271,7 +266,10 @@ class Study:
         for name, value in flatten(options).items():
             if value != defaults[name] and ("." in name or name in LINES):
                 row[name] = value
-        return _wrapped([f'"{name}": {_literal(value)}' for name, value in row.items()])
+        # Spaces within an option do not break a line, because a text may not go on in the next one.
+        items = ", ".join(f'"{name}": {_literal(value)}'.replace(" ", "\xa0") for name, value in row.items())
+        lines = textwrap.wrap(items + "}", WIDTH + 1, break_long_words=False, break_on_hyphens=False)
+        return ("    {" + "\n     ".join(lines) + ",").replace("\xa0", " ")
 
     def write_table(self) -> None:
         """Write folder/trials.csv, a line per trial."""
@@ -302,38 +300,23 @@ class Study:
 
     def _check_definition(self, definition: dict[str, Any]) -> None:
         """Store the definition of a new study. Raise ConfigurationError if the study exists with another one."""
-        known = self._study.user_attrs.get("told", definition)
-        if known != definition:
-            different = ", ".join(
-                f"{name}: {known[name]} there, {now} here" for name, now in definition.items() if known[name] != now
-            )
+        old = self._study.user_attrs.get("told", definition)
+        if different := [f"{key}: {old[key]} there, {now} here" for key, now in definition.items() if old[key] != now]:
             raise ConfigurationError(
-                f"study {self._folder} exists with another definition ({different}): choose another name"
+                f"study {self._folder} exists with another definition ({', '.join(different)}): choose another name"
             )
         self._study.set_user_attr("told", definition)
 
 
 def library() -> Any:
     """Return the module optuna, or raise ConfigurationError if it is not installed."""
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigurationError('tuning needs optuna, which is not installed: pip install -e ".[tune]"') from None
+    optuna = import_extra("tuning", "optuna", "tune")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
 
 def _literal(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) and '"' not in value else repr(value)
-
-
-def _wrapped(items: Sequence[str]) -> str:
-    lines = [""]
-    for item in items:
-        if lines[-1] and len(lines[-1]) + len(item) > WIDTH:
-            lines.append("")
-        lines[-1] += f"{item}, "
-    return "    {" + "\n     ".join(line.rstrip() for line in lines).rstrip(",") + "},"
 
 
 if __name__ == "__main__":

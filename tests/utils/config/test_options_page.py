@@ -2,7 +2,6 @@
 
 import re
 import typing
-from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -16,11 +15,9 @@ from core.env import CLIPPINGS
 from core.envs.atari import PROTOCOLS
 from core.memories.unrolls.mixed import STRATEGIES
 from core.ops.distances import DISTANCES
-from utils.config.options_page import LINES, descriptions, fixed_sections, page, table
+from utils.config.options_page import DOCUMENT, LINES, descriptions, fixed_sections, page, table
 from utils.config.rows import SECTIONS, declared, from_row
 from utils.options import CONFIGS, RUN, Options
-
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "options.md"
 
 
 @frozen_dataclass
@@ -60,9 +57,7 @@ def without_edited_defaults(text):
 
 def test_the_page_agrees_with_the_dataclasses():
     expected = without_edited_defaults(page())
-    assert without_edited_defaults(DOCUMENT.read_text()) == expected, (
-        "run: python -m utils.config.options_page > docs/options.md"
-    )
+    assert without_edited_defaults(DOCUMENT.read_text()) == expected, "run: python -m utils.config.options_page"
 
 
 def test_only_the_defaults_of_run_may_differ():

@@ -32,7 +32,7 @@ class OwnMemory(QueueMemory):
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setitem(MemoriesDict._targets, "own", OWN)
+    monkeypatch.setitem(MemoriesDict.data, "own", OWN)
 
 
 @pytest.mark.parametrize("agent", AgentsDict)

@@ -10,7 +10,7 @@ from utils.config.rows import flatten
 from utils.errors import ConfigurationError
 from utils.options import Options
 from utils.plot.curves import SCORE, Curve, Run, alike
-from utils.sweep.subprocess_run import ChildRun, named, options_of
+from utils.sweep.subprocess_run import ChildRun, options_of
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,8 @@ def test_a_resumed_run_records_the_model_it_started_from(root, settings, alone):
 
 def test_a_sweep_refuses_runs_that_would_form_another_group(root):
     def child(*words):
-        return ChildRun(named(options_of("dqn-cartpole", words, "local", str(root)), "x", 1), words, root / "out.txt")
+        options = dataclasses.replace(options_of("dqn-cartpole", words, "local", str(root)), timestamp="x")
+        return ChildRun(options, words, root / "out.txt")
 
     options = child().options
     options.log_folder.mkdir(parents=True)

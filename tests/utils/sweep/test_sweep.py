@@ -1,6 +1,7 @@
 """Sweeps run a stand-in for main.py that writes the same files, and once the program itself, which is killed."""
 
 import csv
+import dataclasses
 import os
 import re
 import signal
@@ -211,7 +212,7 @@ def test_a_configs_resume_option_does_not_affect_a_sweep(main, root, monkeypatch
 def test_runs_started_from_weights_resume_from_checkpoints(root):
     words = [*WORDS, "--model_file", str(root / "weights.pth")]
     run = subprocess_run.ChildRun(
-        subprocess_run.named(options_of("dqn-cartpole", words, "sweep", str(root)), "a", 1), words, root / "a.txt"
+        dataclasses.replace(options_of("dqn-cartpole", words, "sweep", str(root)), timestamp="a"), words, root / "a.txt"
     )
     run.options.log_folder.mkdir(parents=True)
     saved_runs.save(run.options, {})
