@@ -28,10 +28,13 @@ def requested(extra: str) -> set[tuple[str, str]]:
     return found
 
 
+ENTRY = r"(?m)^([\w.-]+)(?:\[[\w,-]+\])?=="  # of a lock file: a package with its extras
+
+
 def locked(name: str) -> dict[str, set[str]]:
     """Return the locked versions of each package; a package may have one version per range of Python."""
     versions: dict[str, set[str]] = {}
-    for package, version in re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", (PROJECT / name).read_text()):
+    for package, version in re.findall(rf"{ENTRY}([^\s;]+)", (PROJECT / name).read_text()):
         versions.setdefault(canonicalize_name(package), set()).add(version)
     return versions
 
@@ -68,8 +71,16 @@ def test_everything_those_need_is_locked(extra):
 
 @pytest.mark.parametrize("lock", LOCKS.values())
 def test_every_locked_package_has_a_hash(lock):
-    entries = re.split(r"(?m)^(?=[\w.-]+==)", (PROJECT / lock).read_text())[1:]
+    text = (PROJECT / lock).read_text()
+    starts = [match.start() for match in re.finditer(ENTRY, text)]
+    entries = [text[start:end] for start, end in zip(starts, [*starts[1:], None])]
     assert len(entries) > 20 and all("--hash=sha256:" in entry for entry in entries)
+
+
+@pytest.mark.parametrize("lock", ["requirements-test.lock", "requirements-dev.lock"])
+def test_packages_are_locked_with_their_extras(lock):
+    """pip takes coverage[toml], which pytest-cov needs, in its newest version if only coverage is locked."""
+    assert re.search(r"(?m)^coverage\[toml\]==", (PROJECT / lock).read_text()), "make lock strips extras"
 
 
 def test_all_lock_files_pin_the_same_versions():
