@@ -11,6 +11,7 @@ A finished part writes to docs/results the evaluations of its runs (<part>.csv),
 """
 
 import argparse
+import dataclasses
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from utils.options import CONFIGS
 from utils.plot import curves, figures
 from utils.plot.__main__ import summary_table
 from utils.plot.figures import Array
-from utils.sweep.subprocess_run import ChildRun, Runner, claimed, named, options_of
+from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of
 
 MINATAR = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
@@ -159,7 +160,8 @@ def runs_of(name: str, options: argparse.Namespace) -> list[ChildRun]:
             label = part.label(row, game)
             for seed in options.seeds or range(1, part.seeds + 1):
                 file = folder / f"{label}-seed{seed}.txt"
-                runs.append(ChildRun(named(template, f"{label}-seed{seed}", seed), words, file, label))
+                run = dataclasses.replace(template, timestamp=f"{label}-seed{seed}", seed=seed)
+                runs.append(ChildRun(run, words, file, label))
     return runs
 
 
@@ -212,8 +214,7 @@ def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
             path.with_name(f"{name}-summary"),
             ["png"],
         )
-        games = {row: dict(zip(part.games, strata)) for row, strata in relative.items()}
-        path.with_name(f"{name}-summary.md").write_text("\n".join(summary_table(games)) + "\n")
+        path.with_name(f"{name}-summary.md").write_text("\n".join(summary_table(relative)) + "\n")
 
 
 def markdown(by_label: Mapping[str, Sequence[curves.Run]]) -> str:
