@@ -43,12 +43,14 @@ class EarlyAnswer:
         if not self._ended:
             pid, status = os.waitpid(self._pid, options)
             self._ended = pid == self._pid
-            if self._ended and (code := os.waitstatus_to_exitcode(status)) in range(LEFT_TO_MAIN):
-                os._exit(code)
+            code = os.waitstatus_to_exitcode(status) if self._ended else LEFT_TO_MAIN
+            if code in range(LEFT_TO_MAIN) or code == -signal.SIGPIPE:
+                os._exit(max(code, 0))
 
 
 def _answer(arguments: Sequence[str]) -> int:
     """Print help or what is wrong, and return the exit code; LEFT_TO_MAIN if there is nothing to print."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` ends without a traceback
     try:
         sys.meta_path.insert(0, _Finder)
         from utils.config import command_line

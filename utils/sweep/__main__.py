@@ -7,9 +7,10 @@
     --seeds 1 2 3
 
 Options after -- apply to each run. Each combination of the values of --vary is one line of the table, like a row of
-CONFIGS. The runs are logs/<name>_<row>-seed<N>, or with --vary logs/<name>_<row>-lr-1e-3-n_step-1-seed<N>. Their output
-and the tables are in logs/<name>/. Ctrl-C makes every run save and end. The same command continues: complete runs are
-not repeated, interrupted ones are resumed, failed ones are tried again. With --jobs each run has a share of the cores.
+CONFIGS. The runs are logs/<name>_<row>-seed<N>, or with --vary logs/<name>_<row>-learning_rate-1e-3-n_step-1-seed<N>.
+Their output and the tables are in logs/<name>/. Ctrl-C makes every run save and end. The same command continues:
+complete runs are not repeated, interrupted ones are resumed, failed ones are tried again. With --jobs each run has a
+share of the cores.
 """
 
 import argparse

@@ -46,6 +46,12 @@ def test_help_needs_no_torch(without_torch):
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, help_text(options, "agent") + "\n", "")
 
 
+def test_help_ends_quietly_when_its_reader_ends(tmp_path):
+    command = f"set -o pipefail; '{sys.executable}' '{PROJECT}/main.py' --help | head -1"
+    answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (answer.returncode, answer.stdout.split(":")[0], answer.stderr) == (0, "usage", "")
+
+
 def test_wrong_words_are_refused_without_torch(without_torch, tmp_path):
     (tmp_path / "torch.py").write_text("import time; time.sleep(60)")  # what main imports when the answer comes
     words = ("--config", "dqn-cartpole", "--agent.batch_size", "0", "--num_actors", "0", "--agent.gama", "1")
