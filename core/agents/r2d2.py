@@ -136,7 +136,7 @@ class R2D2(QLearning):
         return Loss(loss, {"q_mean": values.detach().mean(), "td_error": priorities.mean()}, priorities)
 
     def learning_inputs(self, window: Window) -> tuple[Window, Tensor]:
-        """Return the windows on the learner's device, and `firsts` where they are, where reading waits for no other."""
+        """Return the windows on the learner's device, and `firsts` as they came, whose reading waits for no device."""
         return window.to(self.device), window.firsts
 
     def target_outputs(self, inputs: tuple[Window, Tensor]) -> tuple[Tensor, ...]:

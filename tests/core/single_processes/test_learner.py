@@ -14,9 +14,11 @@ from core.memories.uniform import UniformMemory
 from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
 from core.runtime.run_state import ParameterStore
-from core.single_processes.learner import feature_source
+from core.single_processes.learner import _precomputes, feature_source
 from core.types import Batch, SampleIds, Window, batch_size, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
+from utils.config.command_line import read_options
+from utils.config.validation import environment_spec
 
 
 def numbered_batch(size, fresh=True):
@@ -122,3 +124,24 @@ def test_only_strategies_that_use_priorities_receive_them():
     assert PrioritizedMemory.__new__(PrioritizedMemory).takes_priorities
     for rule in (UniformMemory, QueueMemory, MixedMemory):
         assert not rule.__new__(rule).takes_priorities, rule
+
+
+# targets computed ahead --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--config", "dqn-pong"), True),
+        (("--config", "rainbow-pong"), True),
+        (("--config", "r2d2-pong"), True),
+        (("--config", "dqn-pong", "--engine", "inline"), False),
+        (("--config", "dqn-pong", "--learner.prefetch", "0"), False),
+        (("--config", "dqn-pong", "--agent.target_update_period", "99"), False),
+        (("--config", "dqn-minatar-breakout"), False),
+        (("--config", "dqn-cartpole"), False),
+        (("--config", "ppo-pong"), False),
+    ],
+)
+def test_targets_of_large_images_are_computed_ahead(root, words, expected):
+    options = read_options(["--root", str(root), *words])
+    spec = environment_spec(options)
+    assert _precomputes(SimpleNamespace(options=options, spec=spec), options.make_agent(spec)) is expected

@@ -16,12 +16,9 @@ from core.learning.precision import in_bf16
 from core.models.dqn import DQNMinAtar, RainbowMinAtar
 from core.models.iqn import IQNMinAtar
 from core.models.r2d2 import R2D2MinAtar
-from core.single_processes.learner import _precomputes
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import Batch, SampleIds, Window, slice_batch
 from tests.core.agents.unrolls import differences
-from utils.config.command_line import read_options
-from utils.config.validation import environment_spec
 
 SPEC = EnvSpec("planes", ArraySpec((10, 10, 4), "uint8"), 0, Discrete(3), is_image=True, max_value=255.0)
 SETTINGS = {"batch_size": 6, "learning_rate": 1e-2, "optimizer_eps": 1e-8}
@@ -128,23 +125,3 @@ def test_slices_of_a_batch_are_computed_anew():
     whole, first, last = (agent.loss(slice_batch(batch, part)).loss for part in (None, slice(0, 4), slice(4, 6)))
     assert whole.item() == pytest.approx((4 * first + 2 * last).item() / 6, rel=1e-5)
     assert not differences(agent.state_dict(), before)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("--config", "dqn-pong"), True),
-        (("--config", "rainbow-pong"), True),
-        (("--config", "r2d2-pong"), True),
-        (("--config", "dqn-pong", "--engine", "inline"), False),
-        (("--config", "dqn-pong", "--learner.prefetch", "0"), False),
-        (("--config", "dqn-pong", "--agent.target_update_period", "99"), False),
-        (("--config", "dqn-minatar-breakout"), False),
-        (("--config", "dqn-cartpole"), False),
-        (("--config", "ppo-pong"), False),
-    ],
-)
-def test_targets_of_large_images_are_computed_ahead(root, words, expected):
-    options = read_options(["--root", str(root), *words])
-    spec = environment_spec(options)
-    assert _precomputes(SimpleNamespace(options=options, spec=spec), options.make_agent(spec)) is expected
