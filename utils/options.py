@@ -75,8 +75,8 @@ CONFIGS: list[dict[str, Any]] = [
      "agent_type": "dqn", "env_type": "gym", "game": "CartPole-v1", "memory_type": "shared", "model_type": "dqn-mlp",
      "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-8, "agent.batch_size": 64,
      "agent.target_update_period": 200, "agent.exploration_epsilon_steps": 10_000, "memory.capacity": 50_000,
-     "rate_limiter.min_replay_size": 1_000, "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20,
-     "steps": 200_000},
+     "rate_limiter.min_replay_size": 1_000, "learner.threads": 1, "learner.batches_per_sample": 8,
+     "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 200_000},
     {"name": "dqn-tictactoe",
      "agent_type": "dqn", "env_type": "tictactoe", "game": "tictactoe", "memory_type": "shared",
      "model_type": "dqn-mlp", "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-8, "agent.batch_size": 64,
@@ -87,7 +87,8 @@ CONFIGS: list[dict[str, Any]] = [
      "agent_type": "dqn", "env_type": "minatar", "game": "breakout", "memory_type": "shared",
      "model_type": "dqn-minatar", "agent.n_step": 1, "agent.learning_rate": 2.5e-4, "agent.target_update_period": 1_000,
      "agent.exploration_epsilon_steps": 100_000, "agent.exploration_epsilon_end": 0.1, "memory.capacity": 100_000,
-     "rate_limiter.min_replay_size": 5_000, "learner.compile": "auto", "learner.threads": 1, "steps": 1_000_000},
+     "rate_limiter.min_replay_size": 5_000, "learner.compile": "auto", "learner.threads": 1,
+     "learner.batches_per_sample": 8, "steps": 1_000_000},
     # Nature DQN (Mnih et al. 2015), with Rainbow's Adam in place of its RMSProp. Its table says 10,000 updates, but its
     # code copies the target every 10,000 agent steps, which are 2,500 updates.
     {"name": "dqn-pong-uniform",
@@ -268,7 +269,8 @@ SMALL_PONG = {"env_type": "atari", "game": "pong", "memory_type": "prioritized",
 MINATAR = {"env_type": "minatar", "memory_type": "shared", "agent.n_step": 1, "agent.learning_rate": 2.5e-4,
            "agent.optimizer_eps": 1.5e-4, "agent.target_update_period": 1_000,
            "agent.exploration_epsilon_steps": 100_000, "agent.exploration_epsilon_end": 0.1, "memory.capacity": 100_000,
-           "rate_limiter.min_replay_size": 5_000, "learner.compile": "auto", "learner.threads": 1, "steps": 2_000_000}
+           "rate_limiter.min_replay_size": 5_000, "learner.compile": "auto", "learner.threads": 1,
+           "learner.batches_per_sample": 8, "steps": 2_000_000}
 # BTR's parts at MinAtar's size: its losses, exploration and replay, and 64 environments with one update of 256 for a
 # step of all. The torso is that of the other MinAtar rows: BTR's would halve 10x10 three times and enlarge 2x2 to its
 # pool of 6x6. Periods are those of a run of 2 M steps. The target follows every 3,200 steps, about as in other rows.
@@ -318,8 +320,8 @@ CONFIGS += [{"name": "iqn-cartpole", "agent_type": "iqn", "env_type": "gym", "ga
              "memory_type": "shared", "model_type": "iqn-mlp", "agent.n_step": 3, "agent.learning_rate": 1e-3,
              "agent.optimizer_eps": 1e-8, "agent.batch_size": 64, "agent.target_update_period": 200,
              "agent.exploration_epsilon_steps": 10_000, "memory.capacity": 50_000,
-             "rate_limiter.min_replay_size": 1_000, "learner.threads": 1, "evaluator.period": 10.0,
-             "evaluator.episodes": 20, "steps": 200_000}]
+             "rate_limiter.min_replay_size": 1_000, "learner.threads": 1, "learner.batches_per_sample": 8,
+             "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 200_000}]
 
 # R2D2 (r1lyTjAqYX). Each second it makes 5 updates of 64 sequences of 80 while its 256 actors make 260 steps each: 0.4
 # samples an insert, because its actors outrun the learner. The actors of one machine do not, so this is 4 here. The

@@ -28,6 +28,15 @@ def upload(array: np.ndarray | Tensor, target: Tensor) -> None:
     target.copy_(_staged(source) if target.is_cuda else source, non_blocking=True)
 
 
+def upload_all(sources: list[Tensor], targets: list[Tensor]) -> None:
+    """Copy each tensor into one of its shape on another or the same device, as `upload` does."""
+    if targets[0].device.type == "cpu":
+        torch._foreach_copy_(targets, sources)  # one call from Python, which costs more than copying a small tensor
+        return
+    for source, target in zip(sources, targets, strict=True):
+        upload(source, target)
+
+
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Return an array as a tensor on the device.
 

@@ -77,6 +77,7 @@ class ScheduledTensor:
     def __init__(self, value: Callable[[int], float], device: torch.device, dtype: torch.dtype = torch.float32):
         self._value, self._device, self._dtype = value, device, dtype
         self._values: Tensor | None = None  # [count]
+        self._planned: list[float] = []  # what `_values` holds
         self._next = 0
 
     def plan(self, first: int, count: int) -> None:
@@ -90,7 +91,9 @@ class ScheduledTensor:
         if len(self._values) != count:
             raise ValueError(f"{count} updates are planned where {len(self._values)} were planned before")
         values = [self._value(update) for update in range(first, first + count)]
-        upload(torch.tensor(values, dtype=self._dtype), self._values)
+        if values != self._planned:  # a constant learning rate is copied once
+            upload(torch.tensor(values, dtype=self._dtype), self._values)
+            self._planned = values
         self._next = 0
 
     def take(self) -> Tensor:

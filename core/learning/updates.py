@@ -16,7 +16,7 @@ from torch import Tensor
 
 from core.agent import Agent, LearnerOutput
 from core.device.recorded_work import CudaGraphCallable
-from core.device.torch_runtime import upload
+from core.device.torch_runtime import upload_all
 from core.learning.gradients import MicroBatcher, use_microbatches
 from core.memory import DeviceMemory
 from core.types import Batch, batch_tensors
@@ -158,12 +158,14 @@ class StagedBatches:
 
             fresh = None if batch.fresh is None else empty(batch.fresh)
             self._batch = Batch(batch.window.map(empty), batch.keys, empty(batch.weights), fresh, batch.on_policy)
-        for tensor, static in zip(batch_tensors(batch), batch_tensors(self._batch), strict=True):
+            self._static = batch_tensors(self._batch)
+        tensors = batch_tensors(batch)
+        for tensor, static in zip(tensors, self._static, strict=True):
             if tensor.shape != static.shape:
                 raise ValueError(
                     f"captured updates need batches of one size: {list(tensor.shape)} came after {list(static.shape)}"
                 )
-            upload(tensor, static)
+        upload_all(tensors, self._static)
 
     def sample(self) -> Batch:
         assert self._batch is not None

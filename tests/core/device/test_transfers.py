@@ -1,11 +1,11 @@
-"""Every process sets its threads and flushes denormal numbers."""
+"""Tensors are copied in place; every process sets its threads and flushes denormal numbers."""
 
 import threading
 
 import pytest
 import torch
 
-from core.device.torch_runtime import use_threads
+from core.device.torch_runtime import upload_all, use_threads
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import create_context
@@ -67,3 +67,12 @@ def test_an_inline_run_restores_the_denormal_setting(tmp_path, threads_as_before
     )
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     assert halved() != [0.0] * 4
+
+
+def test_tensors_of_all_types_are_copied_into_those_that_were_there():
+    sources = [torch.arange(6).view(2, 3), torch.rand(4)[::2], torch.tensor([True, False]), torch.zeros(0)]
+    targets = [torch.zeros_like(source) for source in sources]
+    addresses = [target.data_ptr() for target in targets]
+    upload_all(sources, targets)
+    assert all(torch.equal(source, target) for source, target in zip(sources, targets, strict=True))
+    assert [target.data_ptr() for target in targets] == addresses

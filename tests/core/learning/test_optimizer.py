@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from core.learning.optimizer import Optimizer, OptimizerParams, learning_rate
+from core.learning.optimizer import Optimizer, OptimizerParams, ScheduledTensor, learning_rate
 
 
 def step(parameter, params, state=None):
@@ -72,3 +72,16 @@ def test_steps_do_not_import_the_compiler():
 def test_learning_rate_schedules_start_and_end_as_configured(schedule, values):
     params = OptimizerParams(learning_rate=1.0, lr_end=0.2, lr_schedule=schedule, lr_schedule_updates=10, lr_decay=0.5)
     assert [learning_rate(params, update) for update in (0, 5, 10, 30)] == pytest.approx(values)
+
+
+def test_scheduled_values_are_those_of_each_update_and_uploaded_only_when_they_change(monkeypatch):
+    uploaded = []
+    monkeypatch.setattr(
+        "core.learning.optimizer.upload", lambda array, target: (uploaded.append(array.tolist()), target.copy_(array))
+    )
+    scheduled, taken = ScheduledTensor(lambda update: float(update // 4), torch.device("cpu")), []
+    for first in range(0, 12, 2):
+        scheduled.plan(first, 2)
+        taken += [scheduled.take().item(), scheduled.take().item()]
+    assert taken == [0.0] * 4 + [1.0] * 4 + [2.0] * 4
+    assert uploaded == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
