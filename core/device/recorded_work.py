@@ -275,8 +275,10 @@ def _adam(
         if weight_decay:
             gradient = gradient + weight_decay * parameter
         updates = count.double()
-        size = (lr / (1 - beta1**updates)).float()
-        scale = (1 - beta2**updates).sqrt().float()
+        # The compiler computes a view with strides of its own before the loops over elements, which would else compute
+        # both powers anew for every few elements.
+        size = (lr / (1 - beta1**updates)).float().as_strided((), ())
+        scale = (1 - beta2**updates).sqrt().float().as_strided((), ())
         new_mean = mean.lerp(gradient, 1 - beta1)
         new_square = beta2 * square + (1 - beta2) * gradient * gradient
         moved = parameter - size * new_mean / (new_square.sqrt() / scale + eps)

@@ -27,7 +27,7 @@ from core.specs import EnvSpec
 # Height and width from which convolutions are faster in bfloat16 (docs/results/arithmetic.md).
 MIN_IMAGE_SIZE = 42
 # Multiplications of a layer from which oneDNN is faster than MKL on processors that are not Intel's (the same page).
-MIN_PRODUCTS = 1 << 23
+MIN_PRODUCTS = 1 << 22
 
 
 def precision_on(device: str, precision: str, spec: EnvSpec) -> str:
