@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from core.agent import AgentParams
 from core.common.settings import frozen_dataclass
 from core.common.tree import tree_leaves, tree_map
-from core.distributed.learner_group import all_reduce_sum
+from core.distributed.learner_group import all_reduce_sum, num_learners
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer
 
@@ -129,7 +129,8 @@ class RolloutEpochs:
 
     def _eager_step(self, loss_of: LossOf, minibatch: Any, size: int, continues: Tensor) -> tuple[Tensor, Any]:
         total, grad_norm, stepped = self.optimizer.minimise(size, loss_of(minibatch), apply_if=continues)
-        report = {"loss": total.loss, **total.statistics, "grad_norm": grad_norm}
+        shares = {"loss": total.loss, **total.statistics}  # of sums over the minibatches of all learners
+        report = {**{name: share * num_learners() for name, share in shares.items()}, "grad_norm": grad_norm}
         self._names = tuple(report)
         return torch.stack(list(report.values())), stepped
 

@@ -68,19 +68,24 @@ def flat(state, path=""):
 
 
 def learn(name, windows, planned, group):
-    """Learn from these windows of every batch. Returns the state before and after, its digest, and all priorities."""
+    """Learn from these windows of every batch.
+
+    Returns:
+        The state before and after, its digest, and the priorities and the statistics of every update.
+    """
     with float64():
         torch.manual_seed(0)
         agent, batches = agent_and_batches(name)
         agent.state_dict()
-        before, priorities = flat(agent.state_dict()), []
+        before, priorities, statistics = flat(agent.state_dict()), [], []
         for batch in batches:
             if planned:
                 agent.prepare_updates(1)
             output = group.run(partial(agent.learn, batch if windows == WHOLE else slice_batch(batch, windows)))
             assert not output.skipped
             priorities.append(None if output.priorities is None else output.priorities.numpy())
-        return before, flat(agent.state_dict()), state_digest(agent.state_dict()), priorities
+            statistics.append({name: float(value) for name, value in output.statistics.items()})
+        return before, flat(agent.state_dict()), state_digest(agent.state_dict()), priorities, statistics
 
 
 @pytest.mark.parametrize(
@@ -92,7 +97,7 @@ def learn(name, windows, planned, group):
 )
 def test_two_learners_learn_what_one_does_from_both_batches(learners, name, planned):
     first, second = learners.call(*(partial(learn, name, windows, planned) for windows in HALVES))
-    before, after, _, priorities = learn(name, WHOLE, planned, SingleLearner())
+    before, after, _, priorities, statistics = learn(name, WHOLE, planned, SingleLearner())
     assert first[2] == second[2]  # alike to the bit
     for key, value in after.items():
         torch.testing.assert_close(first[1][key], value, rtol=1e-8, atol=1e-10, msg=key)
@@ -102,3 +107,10 @@ def test_two_learners_learn_what_one_does_from_both_batches(learners, name, plan
         if whole is not None:
             for half, windows in zip(halves, HALVES):
                 np.testing.assert_allclose(half, whole[windows], rtol=1e-8, atol=1e-10)
+    if name.startswith(("ppo", "pqn")):  # each learner reports its mean of the minibatch that both made together
+        for whole, *halves in zip(statistics, first[4], second[4]):
+            for metric in whole.keys() - {"value_mean", "explained_variance"}:
+                mean = sum(half[metric] for half in halves) / 2
+                assert mean == pytest.approx(whole[metric], rel=1e-7, abs=1e-9), metric
+    if name == "ppo, stopped by KL":
+        assert [found["epochs"] for found in statistics] != [3.0] * UPDATES

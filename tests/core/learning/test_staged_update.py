@@ -38,6 +38,7 @@ AGENTS = {
     "impact": (Impact, {**UNROLLS, "target_update_period": 3, "kl_coefficient": 0.2, "kl_target": 1e-5}, {}),
     "impact with LSTM": (Impact, {**UNROLLS, "target_update_period": 2}, {"lstm": 5}),
     "ppo": (PPO, {**UNROLLS, "epochs": 2, "minibatches": 2, "target_kl": 0.01}, {"value_torso": True}),
+    "ppo, stopped by KL": (PPO, {**UNROLLS, "epochs": 3, "minibatches": 1, "target_kl": 1.0}, {}),
     "ppo with LSTM": (PPO, {**UNROLLS, "epochs": 2, "minibatches": 1, "normalize_rewards": True}, {"lstm": 5}),
     "ppo, asynchronous and continuous": (
         PPO,
