@@ -187,7 +187,8 @@ class MLPAC(ActorCritic):
 
     def update_normalization(self, observation: Tensor, apply_if: bool | Tensor = True) -> None:
         if self.normalization:
-            self.normalization.update(observation.float().flatten(1), apply_if)
+            device = self.normalization.mean.device
+            self.normalization.update(observation.to(device).float().flatten(1), apply_if)
 
 
 def _tanh_torso(size: int, hidden: int) -> nn.Sequential:
