@@ -99,6 +99,7 @@ class EagerUpdates:
     """Call `agent.learn` once a batch. With `microbatch_on_oom`, batches that exceed the GPU's memory are split."""
 
     count = 1  # updates of a call
+    is_planned = False
 
     def __init__(self, agent: Agent, microbatch_on_oom: bool):
         self._agent, self._microbatcher = agent, MicroBatcher() if microbatch_on_oom else None
@@ -248,8 +249,8 @@ class GraphedUpdate:
         compiled: Callable[[Callable[[], None], int], Callable[[], None]] | None = None,
     ):
         self._agent, self._batches, self.count = agent, batches, batches.count
-        self._is_scheduled = can_capture(type(agent), agent.params, self.count) or compiled is not None
-        if capture and not self._is_scheduled:
+        self.is_planned = can_capture(type(agent), agent.params, self.count) or compiled is not None
+        if capture and not self.is_planned:
             raise ValueError(f"{self.count} updates of {type(agent).__name__} at once cannot be captured")
         self._graph: Callable[[], None] = self._run_updates
         if compiled is None:
@@ -261,7 +262,7 @@ class GraphedUpdate:
     def __call__(self, batch: Any) -> LearnerOutput:
         """Launch the updates. On CUDA this returns before they finish; `statistics` reads their metrics."""
         self._batches.load(batch)
-        if self._is_scheduled:
+        if self.is_planned:
             self._agent.prepare_updates(self.count)
         self._graph()
         priorities = self._batches.priorities

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,7 +128,9 @@ def _learn(
         output = group.run(partial(updates, batch))
         profile.mark("update")
         if output.priorities is not None and batches.takes_priorities:
-            batches.update_priorities(batch.keys, output.priorities.cpu().numpy())
+            priorities = output.priorities.cpu().numpy()
+            if not (updates.is_planned and np.isnan(priorities).all()):  # of a planned update that was skipped
+                batches.update_priorities(batch.keys, priorities)
             profile.mark("priorities")
         context.counters.count_update(group.index, updates.samples(batch), updates.count)
         batch = None

@@ -194,7 +194,16 @@ def test_f16_f17_an_invalid_step_names_field_and_environment(start_here, tmp_pat
     assert "actor 0, its environments seeded with" in program.stderr
 
 
-def test_f18_one_non_finite_loss_is_skipped_and_counted(start_here, tmp_path):
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        pytest.param(
+            ("--memory_type", "prioritized", "--memory.alpha", "0", "--learner.compile", "yes"), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_f18_one_non_finite_loss_is_skipped_and_counted(start_here, tmp_path, words):
     fault = {"kind": "huge reward", "at": 100, "once": str(tmp_path / "once")}
     program = start_here(
         tmp_path,
@@ -210,6 +219,7 @@ def test_f18_one_non_finite_loss_is_skipped_and_counted(start_here, tmp_path):
         "300",
         "--learner.log_period",
         "0.01",
+        *words,
         environment=faults(fault),
     )
     assert program.returncode == 0, program.stderr
