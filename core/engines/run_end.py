@@ -23,11 +23,14 @@ class Conditions:
             self._schedules.append(Schedule(learner.checkpoint_period, 0, agent_steps))
 
     def check(self) -> None:
-        """Stop the run if it is done, and request a checkpoint if one is due."""
+        """Stop the run if it is done, and request a checkpoint if one is due. A run that stops makes its last one."""
         run_state, agent_steps = self._context.run_state, self._context.counters.agent_steps
-        if not run_state.stopped and self._done():
+        if run_state.stopped:
+            return
+        if self._done():
+            run_state.request_checkpoint()
             run_state.stop()
-        if not run_state.checkpoint_due and any(schedule.due(agent_steps) for schedule in self._schedules):
+        elif not run_state.checkpoint_due and any(schedule.due(agent_steps) for schedule in self._schedules):
             for schedule in self._schedules:
                 schedule.start(agent_steps)
             run_state.request_checkpoint()

@@ -36,8 +36,8 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
     try:
         while not run_state.interrupted:
             stopping = run_state.stopped
-            if stopping:
-                yield False  # the inline engine continues here after the learner has published its last parameters
+            while stopping and run_state.checkpoint_due and not run_state.interrupted:
+                yield False  # until the learner has published its last parameters and saved them
             due = stopping or (schedule.due(counters.agent_steps) and not run_state.checkpoint_due)
             if due and context.parameters.version > version:
                 schedule.start(counters.agent_steps)

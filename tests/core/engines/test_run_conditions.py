@@ -1,4 +1,4 @@
-"""Checkpoints are requested when they are due."""
+"""Checkpoints are requested when they are due, and one at the end."""
 
 from types import SimpleNamespace
 
@@ -44,5 +44,17 @@ def test_a_checkpoint_due_during_another_follows_it(run):
     conditions.check()
     assert run_state.checkpoint_due
     run_state.confirm_checkpoint()
+    conditions.check()
+    assert not run_state.checkpoint_due
+
+
+def test_a_run_that_stops_is_due_its_last_checkpoint_and_no_other(run):
+    counters, run_state, conditions = run
+    conditions._options.steps = 250
+    counters.count_agent_steps(0, 250)
+    conditions.check()
+    assert run_state.stopped and run_state.checkpoint_due
+    run_state.confirm_checkpoint()
+    counters.count_agent_steps(0, 250)
     conditions.check()
     assert not run_state.checkpoint_due

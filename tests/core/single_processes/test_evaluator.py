@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from core.checkpoint import model_file
 from core.checkpoint.run_checkpoint import CheckpointError
@@ -85,3 +86,22 @@ def test_a_model_that_was_not_written_is_not_the_best(
     monkeypatch.setattr(model_file, "save_weights", save_all_but_the_second)
     assert kept(context, monkeypatch, (2, 5, 4, 3)) == [3, 3, 10, 10]
     assert "best model not written" in capsys.readouterr().err
+
+
+def test_the_last_evaluation_waits_for_the_last_parameters(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    context.options.evaluator = EvaluatorParams(steps=1_000, episodes=1)
+    monkeypatch.setattr(Countdown, "lengths", (2,))
+    running, last = evaluator(context, 0), Network()
+    assert next(running) is False
+    context.parameters.publish(Network())
+    context.run_state.request_checkpoint()
+    context.run_state.stop()
+    assert [next(running) for _ in range(3)] == [False] * 3  # an update and the save take their time
+    with torch.no_grad():
+        for parameter in last.parameters():
+            parameter.add_(1)
+    context.parameters.publish(last)
+    context.run_state.confirm_checkpoint()
+    assert not any(slice_ is False for slice_ in running)
+    saved = model_file.load_weights(context.options.model_path)[0]
+    assert all(torch.equal(saved[name], value) for name, value in last.state_dict().items())
