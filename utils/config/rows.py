@@ -37,7 +37,7 @@ def find_row(config: str) -> dict[str, Any]:
     """Return the row of this name or number.
 
     Raises:
-        ConfigurationError: no such row, with the names that are like it; or a row without a name of its own.
+        ConfigurationError: no such row, with those that exist in one line; or a row without a name of its own.
     """
     names: list[Any] = [row.get("name") if isinstance(row, dict) else None for row in CONFIGS]
     faults = []
@@ -52,9 +52,8 @@ def find_row(config: str) -> dict[str, Any]:
         return CONFIGS[names.index(config)]
     if config.isdecimal() and int(config) < len(CONFIGS):
         return CONFIGS[int(config)]
-    raise ConfigurationError(
-        f"config={config!r} is no row of CONFIGS, which --help and docs/rows.md list{suggestion(config, names)}"
-    )
+    listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
+    raise ConfigurationError(f"config={config!r} is no row of CONFIGS{suggestion(config, names)}; there are {listed}")
 
 
 def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -> tuple[Options, list[str]]:
