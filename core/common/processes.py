@@ -4,8 +4,10 @@ import ctypes
 import os
 import resource
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -38,6 +40,24 @@ def signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+@cache
+def deliver_signals_to_forks() -> None:
+    """Deliver to a fork of this process the signals that reach it while it starts, from now on.
+
+    Python discards them where the parent handles them, so a worker that an environment starts and ends at once would
+    live on. A handler that the fork must not have has to be replaced by an at-fork hook registered before this call.
+    """
+    masks = threading.local()
+
+    def block() -> None:
+        masks.previous = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+
+    def restore() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.previous)
+
+    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=restore)
 
 
 def idle_delays() -> Iterator[float]:

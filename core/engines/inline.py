@@ -16,6 +16,7 @@ from typing import cast
 import torch
 
 from core.common.console import log_to_stderr
+from core.common.processes import deliver_signals_to_forks
 from core.device.torch_runtime import use_threads
 from core.engines import run_end
 from core.engines.run_end import Conditions
@@ -39,6 +40,7 @@ class InlineEngine:
         An error is printed. The learner then saves, unless the error was its own.
         """
         use_threads(1)
+        deliver_signals_to_forks()
         handlers = {number: signal.signal(number, self._interrupt) for number in run_end.interrupt_signals()}
         try:
             for key in self._context.roles:

@@ -18,6 +18,7 @@ from core.common import fork_server
 from core.common.foreign_code import text_of
 from core.common.processes import (
     IGNORED_SIGNALS,
+    deliver_signals_to_forks,
     die_with_parent,
     idle_delays,
     reuse_freed_memory,
@@ -196,6 +197,7 @@ def _ignore_signals() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.siginterrupt(signal.SIGTERM, False)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    deliver_signals_to_forks()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
 
 

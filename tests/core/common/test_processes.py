@@ -24,6 +24,34 @@ child = subprocess.Popen(["sleep", "100"], stdout=subprocess.DEVNULL,
 print(child.pid, flush=True)
 """
 
+# The C library calls the hook in the child before fork returns to Python there. Python handles signals in the main
+# thread only, which the forking thread becomes after the hook.
+TERMINATED_FORK = """
+import ctypes, os, signal, sys, threading, time
+from core.common.processes import deliver_signals_to_forks
+
+def end(number, frame):
+    if os.getpid() != parent:
+        os._exit(7)
+
+parent = os.getpid()
+signal.signal(signal.SIGTERM, end)
+if sys.argv[1] == "delivered":
+    deliver_signals_to_forks()
+hook = ctypes.CFUNCTYPE(None)(lambda: os.kill(os.getpid(), signal.SIGTERM))
+assert ctypes.CDLL(None).__register_atfork(None, None, hook, None) == 0
+
+def start():
+    if not (child := os.fork()):
+        time.sleep(0.5)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+"""
+
 
 def test_an_idle_process_sleeps_longer_and_longer_up_to_20_ms():
     delays = list(itertools.islice(idle_delays(), 30))
@@ -58,6 +86,13 @@ def test_a_child_gets_the_signal_when_its_parent_ends():
     if running(child):
         os.kill(child, signal.SIGKILL)
         pytest.fail("the child outlived its parent")
+
+
+@pytest.mark.parametrize(("signals", "exit_code"), [("delivered", 7), ("as Python has them", 0)])
+def test_a_fork_gets_the_signals_that_reach_it_while_it_starts(signals, exit_code):
+    command = [sys.executable, "-c", TERMINATED_FORK, signals]
+    forked = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (forked.stdout, forked.stderr) == (f"{exit_code} set()\n", "")
 
 
 def test_a_process_whose_parent_is_gone_already_exits():
