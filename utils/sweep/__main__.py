@@ -17,10 +17,10 @@ import argparse
 import csv
 import itertools
 import math
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ import numpy as np
 
 from core.common.terminal import relay_output
 from utils.config.command_line import refuse, split
-from utils.config.rows import split_values
+from utils.config.rows import changed, split_values
 from utils.errors import ConfigurationError
 from utils.options import PROJECT
 from utils.plot.curves import METRICS, late_score, read_curve, read_lines, until
@@ -122,22 +122,24 @@ def planned(options: argparse.Namespace, variants: list[tuple[str, list[str]]], 
     """Return the runs of every row, variant and seed, one per signature.
 
     Raises:
-        ConfigurationError: runs of one signature would have different options.
+        ConfigurationError: a seed is out of bounds, or runs of one signature would have different options.
     """
-    runs, twice = dict[str, ChildRun](), dict[str, None]()
+    runs, errors = dict[str, ChildRun](), list[str]()
     for config in options.configs:
         for suffix, words in variants:
             template = options_of(config, words, options.name, options.root)
             row = f"{template.config}{suffix}"
             for seed in options.seeds:
                 name = f"{row}-seed{seed}"
-                run = ChildRun(replace(template, timestamp=name, seed=seed), words, folder / f"{name}.txt", row)
-                if runs.setdefault(run.options.signature, run).options != run.options:
-                    twice[run.options.signature] = None
-    if twice:
-        raise ConfigurationError(
-            [f"two different runs would both be named {name}: make them in sweeps of two names" for name in twice]
-        )
+                seeded, refused = changed(template, {"timestamp": name, "seed": seed})
+                errors += [f"--seeds: {sentence}" for sentence in refused.values()]
+                run = ChildRun(seeded, words, folder / f"{name}.txt", row)
+                if runs.setdefault(seeded.signature, run).options != seeded:
+                    errors.append(
+                        f"two different runs would both be named {seeded.signature}: make them in sweeps of two names"
+                    )
+    if errors:
+        raise ConfigurationError(list(dict.fromkeys(errors)))
     return list(runs.values())
 
 
@@ -211,7 +213,7 @@ def parser() -> argparse.ArgumentParser:
     add("--vary", nargs="+", default=[], metavar="NAME=VALUE,VALUE", help="options of which every combination is run")
     add("--jobs", type=int, default=1, help="number of runs at a time")
     add("--name", default="sweep", help="name of the sweep; take another one for other options")
-    add("--root", default=PROJECT, help="folder of models/ and logs/")
+    add("--root", type=os.path.expanduser, default=PROJECT, help="folder of models/ and logs/")
     return parser
 
 

@@ -20,8 +20,8 @@ from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot.curves import METRICS, STOPS, differences, late_score, read_curve
 
-# Options that a sweep sets, not its user.
-RESERVED = ("config", "seed", "mode", "machine", "timestamp", "resume", "root")
+# Options that a sweep sets, not its user, and those with which main.py does not train.
+RESERVED = ("config", "seed", "mode", "machine", "timestamp", "resume", "root", "check", "help")
 PATIENT = ("--ray.placement_timeout", "none")  # On a shared cluster, runs wait for the room that others hold.
 MAIN = Path(PROJECT) / "main.py"
 INTERRUPTED = 128  # Exit code after a signal, minus the signal's number.
@@ -270,10 +270,16 @@ def claimed(folder: Path) -> Iterator[None]:
     """Hold the lock of this folder, so that one process alone makes its runs.
 
     Raises:
-        ConfigurationError: another process holds the lock.
+        ConfigurationError: the folder cannot be made, or another process holds the lock.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with folder_lock(folder) as locked:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            locked = stack.enter_context(folder_lock(folder))
+        except OSError as error:
+            raise ConfigurationError(
+                f"{folder} cannot be made ({error.strerror}): name another place for models and logs with --root"
+            ) from None
         if not locked:
             raise ConfigurationError(
                 f"{folder} is being worked on by another process: wait for it, or choose another name"

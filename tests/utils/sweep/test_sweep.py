@@ -160,7 +160,10 @@ def test_parallel_jobs_run_on_disjoint_cores(main, root):
             "impala-pong-small: nothing says when its runs are done",
         ),
         (("--name", "a/b"), WORDS, "machine='a/b'"),
+        (("--seeds", "1", "-1"), WORDS, "--seeds: seed=-1 must be at least 0"),
         ((), ("--seed", "3"), "--seed is not yours to give here"),
+        ((), (*WORDS, "--check"), "--check is not yours to give here"),
+        ((), (*WORDS, "-h"), "--help is not yours to give here"),
         (
             ("--vary", "agent.learning_rate=0.5"),
             ("--steps", "1000"),
@@ -182,6 +185,20 @@ def test_mistakes_are_reported_before_a_run_starts(main, root, capsys, arguments
     with pytest.raises(SystemExit) as ended:
         main(*arguments, words=words)
     assert ended.value.code == 2 and message in capsys.readouterr().err and not list(root.glob("logs/*"))
+
+
+def test_a_root_that_cannot_be_a_folder_is_refused(main, root, capsys):
+    (root / "file").touch()
+    for path in (str(root / "file"), "/proc/x"):
+        with pytest.raises(SystemExit) as ended:
+            main("--root", path)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert ended.value.code == 2 and line.startswith(f"error: {path}/logs/sweep cannot be made (")
+
+
+def test_a_tilde_in_root_is_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert sweep.parser().parse_args(["--configs", "dqn-cartpole", "--root=~/x"]).root == "/somewhere/x"
 
 
 def test_a_run_requested_twice_is_run_once(main, root):
