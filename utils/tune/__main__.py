@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from core.common.terminal import relay_output
-from utils.config.command_line import refuse
-from utils.config.rows import CHOICES, class_defaults, flatten, split_values
+from utils.config.command_line import refuse, split
+from utils.config.rows import CHOICES, changed, class_defaults, flatten, split_values
 from utils.errors import ConfigurationError, import_extra
 from utils.options import PROJECT, Options
 from utils.plot import figures
@@ -33,6 +33,7 @@ from utils.tune.ranges import Range, ranges
 
 LINES = (*STOPS, "num_envs_per_actor")  # Options without a dot that a printed row may have.
 WIDTH = 110  # Columns of a printed row.
+LOWEST = {"trials": 1, "startup": 0, "warmup": 0, "evaluations": 1}  # Smallest values of options of this command.
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,8 +53,9 @@ def main(arguments: Sequence[str]) -> int:
         template = options_of(options.config, words, options.name, options.root)
         if template.steps is None:
             raise ConfigurationError(f"{template.config} has no number of steps: give one, as -- --steps 100000")
+        check_numbers(options, template)
+        parts, folder = ranges(template, options.ranges, split(words)[0]), Path(options.root) / "logs" / options.name
         words += ["--evaluator.steps", str(max(template.steps // options.evaluations, 1))]
-        parts, folder = ranges(template, options.ranges), Path(options.root) / "logs" / options.name
         warmup = options.evaluations // 4 if options.warmup is None else options.warmup
         with claimed(folder), relay_output():
             study = Study(template, words, parts, folder, options.startup, warmup, options.seed)
@@ -67,6 +69,16 @@ def main(arguments: Sequence[str]) -> int:
         print(study.draw())
     print(f"best of {study.finished} trials, score {study.best.value:.2f}, as a row of CONFIGS:\n{study.best_row()}")
     return 0
+
+
+def check_numbers(options: argparse.Namespace, template: Options) -> None:
+    """Raise ConfigurationError if numbers of the command line are out of bounds."""
+    numbers = {name: getattr(options, name) for name in LOWEST}
+    low = {name: number for name, number in numbers.items() if number is not None and number < LOWEST[name]}
+    errors = [f"--{name}={number} must be at least {LOWEST[name]}" for name, number in low.items()]
+    errors += changed(template, {"seed": options.seed}, "--")[1].values()
+    if errors:
+        raise ConfigurationError(errors)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -88,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=1, help="seed of the runs and of the sampler")
     add("--plot", action="store_true", help="draw logs/<name>/trials.png; needs matplotlib")
     add("--name", default="tune", help="name of the study and of its runs")
-    add("--root", default=PROJECT, help="folder of models/ and logs/")
+    add("--root", type=os.path.expanduser, default=PROJECT, help="folder of models/ and logs/")
     return parser
 
 
@@ -135,7 +147,7 @@ class Study:
             pruner=self._optuna.pruners.MedianPruner(startup, warmup),
         )
         # The number of trials is in the seed, so that a later start draws other values.
-        sampler_seed = seed + len(self.trials)
+        sampler_seed = (seed + len(self.trials)) % 2**32  # numpy takes no larger seed.
         self._study.sampler = self._optuna.samplers.TPESampler(n_startup_trials=startup, seed=sampler_seed)
         self._seed, self._interrupts = seed, SignalForwarder(())
         texts = {part.name: part.text for part in ranges}

@@ -3,13 +3,16 @@
 low..high is a linear range, low..high:log a logarithmic one, and a,b,c a choice. Numbers have the type of the option.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 from utils.config.rows import changed, closest, declared, from_words, kinds, split_values
 from utils.errors import ConfigurationError
 from utils.factory import did_you_mean
 from utils.options import Options
+from utils.plot.curves import STOPS
+from utils.sweep.subprocess_run import RESERVED
 
 VALUES = {
     "agent.learning_rate": "1e-5..1e-2:log",
@@ -85,23 +88,31 @@ class Range(NamedTuple):
     kind: str  # "range", "log" or "choice".
 
 
-def ranges(options: Options, wanted: Iterable[str]) -> list[Range]:
+def ranges(options: Options, wanted: Iterable[str], given: Container[str] = ()) -> list[Range]:
     """Return the ranges of a row.
 
     Args:
         options: Options of the row.
-        wanted: Texts of the form name=range, or names of options whose ranges are declared. If empty, all declared.
+        wanted: Texts of the form name=range, or names of options whose ranges are declared. If empty, all declared,
+            except those of given options.
+        given: Names of options that have one value in all trials.
 
     Raises:
-        ConfigurationError: an option does not exist, a range is wrong, or none is declared.
+        ConfigurationError: an option does not exist or cannot be tuned, a range is wrong, or none is declared.
     """
     known, of_agent = declared(options), RANGES.get(options.agent_type, {})
     ranges_of_row = RANGES.get(options.config) or {name: text for name, text in of_agent.items() if name in known}
-    texts = [text.partition("=")[::2] for text in wanted] or list(ranges_of_row.items())
-    errors, parsed = [], []
+    texts = [text.partition("=")[::2] for text in wanted]
+    texts = texts or [(name, text) for name, text in ranges_of_row.items() if name not in given]
+    names, parsed = Counter(name for name, _ in texts), []
+    errors = [f"{name} has {count} ranges: give one" for name, count in names.items() if count > 1]
     for name, text in texts:
         if name not in known:
             errors.append(f"there is no setting {name} to tune{did_you_mean(closest(name, known))}")
+        elif name in (*RESERVED, *STOPS) or name.startswith("evaluator."):
+            errors.append(f"{name} cannot be tuned: it names a run, or says how a run starts, ends or is evaluated")
+        elif name in given:
+            errors.append(f"{name} has a range and a value after --: give one of them")
         elif not (text or name in ranges_of_row):
             errors.append(f"{name} has no declared range: write {name}=low..high, {name}=low..high:log or {name}=a,b,c")
         else:

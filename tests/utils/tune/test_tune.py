@@ -66,6 +66,24 @@ def test_invalid_ranges_are_refused(root, text, message):
         ranges(options(root), [text])
 
 
+@pytest.mark.parametrize(
+    "name", ["seed", "root", "check", "steps", "updates", "seconds", "target_score", "evaluator.episodes"]
+)
+def test_options_that_trials_share_cannot_be_tuned(root, name):
+    with pytest.raises(ConfigurationError, match=f"^{name} cannot be tuned"):
+        ranges(options(root), [f"{name}=1,2"])
+
+
+def test_an_option_has_one_range_or_one_value(root):
+    with pytest.raises(ConfigurationError) as refused:
+        ranges(options(root), ["agent.gamma", "agent.n_step=1..3", "agent.n_step=1..5"], {"agent.gamma": ["0.9"]})
+    assert refused.value.problems == (
+        "agent.n_step has 2 ranges: give one",
+        "agent.gamma has a range and a value after --: give one of them",
+    )
+    assert "agent.gamma" not in [part.name for part in ranges(options(root), [], {"agent.gamma": ["0.9"]})]
+
+
 @pytest.mark.parametrize("row", CONFIGS, ids=lambda row: row["name"])
 def test_every_config_has_valid_default_ranges(row):
     assert len(ranges(from_row(row)[0], [])) > 3
@@ -302,6 +320,48 @@ def test_another_study_needs_another_name(main, capsys):
     with pytest.raises(SystemExit) as ended:
         main(trials=1, lr="0.1..0.2")
     assert ended.value.code == 2 and "another definition" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, messages",
+    [
+        (
+            ("--trials", "0", "--evaluations", "-3"),
+            ("trials=0 must be at least 1", "evaluations=-3 must be at least 1"),
+        ),
+        (("--startup", "-1", "--warmup=-1"), ("startup=-1 must be at least 0", "warmup=-1 must be at least 0")),
+        (("--seed", "-1", "--evaluations", "0"), ("evaluations=0 must be at least 1", "seed=-1 must be at least 0")),
+    ],
+)
+def test_numbers_out_of_bounds_are_refused(main, root, capsys, words, messages):
+    with pytest.raises(SystemExit) as ended:
+        main(*words)
+    assert ended.value.code == 2 and not list(root.iterdir())
+    assert capsys.readouterr().err.splitlines() == [f"error: --{message}" for message in messages]
+
+
+def test_an_option_of_all_runs_is_not_tuned(main, root, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main("--", "--agent.n_step", "3", "--steps", "1000")
+    assert ended.value.code == 2 and "agent.n_step has a range and a value" in capsys.readouterr().err
+
+
+def test_a_root_that_cannot_be_a_folder_is_refused(main, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main("--root", "/proc/x")
+    assert ended.value.code == 2 and "/proc/x/logs/tune cannot be made (" in capsys.readouterr().err
+
+
+def test_a_tilde_in_root_is_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert tune.parser().parse_args(["--config", "dqn-cartpole", "--root=~/x"]).root == "/somewhere/x"
+
+
+def test_a_seed_may_be_larger_than_those_of_numpy(root):
+    pytest.importorskip("optuna")
+    (root / "logs" / "tune").mkdir(parents=True)
+    parts = ranges(options(root), ["agent.learning_rate"])
+    assert not Study(options(root), [], parts, root / "logs" / "tune", 0, 0, 2**63 - 1).trials
 
 
 def test_a_run_without_a_number_of_steps_is_refused(root, capsys):
