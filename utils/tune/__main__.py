@@ -13,6 +13,7 @@ Needs optuna: pip install -e ".[tune]".
 import argparse
 import csv
 import dataclasses
+import json
 import os
 import sys
 import textwrap
@@ -24,7 +25,7 @@ from typing import Any
 from core.common.terminal import relay_output
 from utils.config.command_line import refuse, split
 from utils.config.rows import CHOICES, changed, class_defaults, flatten, split_values
-from utils.errors import ConfigurationError, import_extra
+from utils.errors import BAD_CHECKPOINT, ConfigurationError, import_extra
 from utils.options import PROJECT, Options
 from utils.plot import figures
 from utils.plot.curves import METRICS, PERIOD, STOPS, Curve, late_score, read_curve, until
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
     Returns:
         0 if done, 1 if no trial gave a score, 130 or 143 after SIGINT or SIGTERM with everything saved. Wrong options
-        exit with 2.
+        exit with 2, an unreadable study with 3.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser().parse_args(arguments[:end])
@@ -119,7 +120,7 @@ class Study:
         seed: Seed of the runs and of the sampler.
 
     Raises:
-        ConfigurationError: optuna is not installed, or the study exists with other ranges or options.
+        ConfigurationError: optuna is not installed, or the study is unreadable or has other ranges or options.
     """
 
     def __init__(
@@ -135,9 +136,8 @@ class Study:
         self._optuna = library()
         self._template, self._words, self._ranges, self._folder = template, words, ranges, folder
         journal = folder.resolve() / "study.log"  # optuna's lock is a link to this path.
-        if journal.exists():  # After an incomplete last line further lines would be unreadable.
-            with journal.open("r+b") as file:
-                file.truncate(file.read().rfind(b"\n") + 1)
+        if journal.exists():
+            repair(journal)
         storage = self._optuna.storages.JournalStorage(self._optuna.storages.journal.JournalFileBackend(str(journal)))
         self._study = self._optuna.create_study(
             study_name=folder.name,
@@ -318,6 +318,24 @@ class Study:
                 f"study {self._folder} exists with another definition ({', '.join(different)}): choose another name"
             )
         self._study.set_user_attr("told", definition)
+
+
+def repair(journal: Path) -> None:
+    """Remove an incomplete last line from optuna's journal, because further lines would be unreadable after it.
+
+    Raises:
+        ConfigurationError: a complete line is no record of optuna (exit code 3).
+    """
+    *lines, rest = journal.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            json.loads(line)["op_code"]
+        except (ValueError, TypeError, KeyError):
+            raise ConfigurationError(
+                f"{journal}, line {number} is no record of a study: restore the file, or choose another name",
+                BAD_CHECKPOINT,
+            ) from None
+    os.truncate(journal, journal.stat().st_size - len(rest))
 
 
 def library() -> Any:

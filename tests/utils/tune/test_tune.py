@@ -357,6 +357,18 @@ def test_a_tilde_in_root_is_the_home_folder(monkeypatch):
     assert tune.parser().parse_args(["--config", "dqn-cartpole", "--root=~/x"]).root == "/somewhere/x"
 
 
+@pytest.mark.parametrize("line", [b"garbage", b"\xff", b'{"op_code": 0', b"", b"[]", b"{}"])
+def test_a_line_that_is_no_record_is_named(main, root, capsys, line):
+    journal = root / "logs" / "tune" / "study.log"
+    journal.parent.mkdir(parents=True)
+    journal.write_bytes(before := b'{"op_code": 0}\n' + line + b"\n{")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    (message,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 3 and message.startswith(f"error: {journal}, line 2 is no record of a study")
+    assert journal.read_bytes() == before
+
+
 def test_a_seed_may_be_larger_than_those_of_numpy(root):
     pytest.importorskip("optuna")
     (root / "logs" / "tune").mkdir(parents=True)
