@@ -130,9 +130,10 @@ class Supervisor:
 
     def _supervise(self) -> None:
         """Start all processes, and replace those that fail, until the run stops."""
+        conditions = Conditions(self._context)
+        conditions.check()  # a resumed run may be done
         for slot in self._slots:
             self._start(slot)
-        conditions = Conditions(self._context)
         while not self._run_state.stopped and (
             self._alive() or any(slot.next_attempt is not None for slot in self._slots)
         ):

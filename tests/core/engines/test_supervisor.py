@@ -136,6 +136,22 @@ def test_a_signal_in_the_last_evaluation_leaves_all_of_the_stop_timeout(monkeypa
     assert slot.process is None and killed == ([interrupted + killed_after] if killed_after else [])
 
 
+def test_a_resumed_run_that_is_done_stops_before_its_processes_start(monkeypatch):
+    run, stopped = Run(monkeypatch, ("learner", 0), ("actor", 0)), []
+    conditions = SimpleNamespace(check=run.run_state.stop)
+    monkeypatch.setattr(supervisor, "Conditions", lambda context: conditions)
+    start = run.start
+
+    def start_and_end(role, index, threads):
+        stopped.append(run.run_state.stopped)
+        process = start(role, index, threads)
+        process.status = DONE
+        return process
+
+    monkeypatch.setattr(run, "start", start_and_end)
+    assert run.supervisor.run() == 0 and stopped == [True, True]
+
+
 def test_failures_of_longer_ago_than_the_window_are_no_restarts(monkeypatch):
     seconds, slot = [0.0], ProcessSlot("actor", 0, 0)
     monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
