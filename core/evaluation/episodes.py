@@ -3,7 +3,7 @@
 The returns are raw, short episodes are not over-represented, and endless episodes are truncated.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -43,6 +43,13 @@ class RenderedStep(NamedTuple):
     action: np.ndarray | None  # action that led here; None after a reset
     # of the policy when it chose that action: Agent.policy_diagnostics, each [] or [N]
     diagnostics: dict[str, np.ndarray]
+
+
+def results_of(episodes: Sequence[Episode]) -> EpisodeResults:
+    """Return the results of these episodes, of which there is at least one, in this order."""
+    scores, lengths, truncated, solved = zip(*episodes)
+    known = None if None in solved else np.array(solved, bool)
+    return EpisodeResults(np.array(scores, np.float64), np.array(lengths, np.int64), np.array(truncated), known)
 
 
 def play_episodes(
@@ -152,10 +159,9 @@ class _EpisodeScheduler:
         return float(self._scores[stream]), int(self._lengths[stream])
 
     def results(self) -> EpisodeResults:
-        ordered = [episode for played in zip_longest(*self._finished) for episode in played if episode is not None]
-        scores, lengths, truncated, solved = zip(*ordered)
-        known = None if None in solved else np.array(solved, bool)
-        return EpisodeResults(np.array(scores, np.float64), np.array(lengths, np.int64), np.array(truncated), known)
+        return results_of(
+            [episode for played in zip_longest(*self._finished) for episode in played if episode is not None]
+        )
 
     def _finish(self, stream: int, truncated: bool) -> Episode:
         score, length = self.running(stream)

@@ -1,7 +1,6 @@
 """Run the tester (mode 2): play a model's episodes, print their scores, and write every raw return beside the model."""
 
 import dataclasses
-import itertools
 import json
 import os
 import time
@@ -15,12 +14,12 @@ import numpy as np
 from core.checkpoint.model_file import load_into, reload_weights, test_file
 from core.common.files import write_atomically
 from core.common.system import versions
-from core.evaluation.episodes import Episode, EpisodeResults, play_episodes
+from core.evaluation.episodes import Episode, EpisodeResults, play_episodes, results_of
 from core.runtime.context import Context
 
 
 def tester(context: Context, index: int) -> Iterator[bool]:
-    """Yield True after each step of the test.
+    """Yield True after each step of the test. An interrupted one prints the statistics of the episodes that ended.
 
     Raises:
         CheckpointError: the model file cannot be used.
@@ -32,11 +31,12 @@ def tester(context: Context, index: int) -> Iterator[bool]:
     weights, metadata = reload_weights(context.initial_weights)
     agent = context.make_agent(options.device)
     load_into(agent.model, weights, path)
-    ended = itertools.count(1)
+    ended: list[Episode] = []
 
     def print_episode(episode: Episode) -> None:
+        ended.append(episode)
         truncated = ", truncated" if episode.truncated else ""
-        number = f"{next(ended)}/{options.episodes}"
+        number = f"{len(ended)}/{options.episodes}"
         _print(f"episode {number}: return {episode.score:g}, {episode.length} steps{truncated}")
 
     num_envs = 1 if options.record or options.render else min(options.episodes, options.evaluator.num_envs)
@@ -67,11 +67,16 @@ def tester(context: Context, index: int) -> Iterator[bool]:
                 print_episode,
             )
         )
+    is_interrupted = results is None
     if results is None:
-        return
+        if not ended:
+            return
+        results = results_of(ended)
     summary = summarise(results, options.env_class, context.spec.name)
     numbers = ", ".join(f"{name} {_format_number(value)}" for name, value in summary.items())
     _print(f"{path.name} on {context.spec.name}: {numbers}")
+    if is_interrupted:
+        return _print(f"interrupted: {test_file(path, 'json')} was not written")
     protocol = {
         "env_type": options.env_type,
         "env": dataclasses.asdict(options.env),

@@ -439,7 +439,7 @@ def test_a_model_of_another_architecture_is_refused(tmp_path: Path) -> None:
         list(mode_2.tester(context, 0))
 
 
-def test_an_interrupted_test_writes_no_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_interrupted_test_prints_a_summary_and_writes_no_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     context = make_context(tmp_path)
     model = save_model(context)
     generator = mode_2.tester(context, 0)
@@ -448,7 +448,19 @@ def test_an_interrupted_test_writes_no_report(tmp_path: Path, capsys: pytest.Cap
     context.run_state.stop(interrupt=True)
     assert list(generator) == []
     assert Countdown.made[0].closed and [entry.name for entry in model.parent.iterdir()] == [model.name]
-    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["episode 1/7", "episode 2/7"]
+    first, second, summary, note = capsys.readouterr().out.splitlines()
+    assert first.startswith("episode 1/7: return 9,") and second.startswith("episode 2/7: return 6,")
+    assert summary.startswith("run 1.pth on game: episodes 2, mean 7.50, std 1.50, median 7.50, min 6.00, max 9.00,")
+    assert note == f"interrupted: {model.with_name('run 1_test.json')} was not written"
+
+
+def test_a_test_that_is_interrupted_in_its_first_episodes_prints_nothing(tmp_path, capsys) -> None:
+    context = make_context(tmp_path)
+    save_model(context)
+    generator = mode_2.tester(context, 0)
+    next(generator)
+    context.run_state.stop(interrupt=True)
+    assert list(generator) == [] and capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, OSError])
