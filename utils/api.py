@@ -33,7 +33,7 @@ from core.specs import EnvSpec
 from core.types import TimeStep, restart
 from utils import run_registry
 from utils.config import command_line, validation
-from utils.config.rows import CHOICES, changed, declared, from_row
+from utils.config.rows import CHOICES, changed, declared, find_row, from_row, kinds
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot import curves
@@ -94,7 +94,8 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
 
     Args:
         config: Name of the row.
-        settings: Options with a dot in their name, such as {"agent.learning_rate": 1e-4}.
+        settings: Options with a dot in their name, such as {"agent.learning_rate": 1e-4}. Lists and dictionaries are
+            written as in a row.
         progress: Print the run's output.
         lines: Options without a dot, such as steps=20_000, seed=1, root="runs".
 
@@ -102,10 +103,12 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
         ConfigurationError: the command line would refuse these options too.
         TrainingError: the training failed.
     """
+    if not isinstance(config, str):
+        raise ConfigurationError(f"config={config!r} must be a string, the name of a row of CONFIGS")
     values = {**(settings or {}), **lines}
     if reserved := [f"{name} is not to be given to train" for name in RESERVED if name in values]:
         raise ConfigurationError(reserved)
-    words = ["--config", config, *(word for name, value in values.items() for word in _words(name, value))]
+    words = _words(config, values)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         options = command_line.read(words)  # The run prints the same messages again.
     run = TrainedRun(options.signature, Path(options.root))
@@ -123,13 +126,24 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
     raise TrainingError(run.signature, code, output)
 
 
-def _words(name: str, value: Any) -> list[str]:
-    """Return an option as words of the command line: numbers of a list as separate words, any other list as JSON."""
-    if isinstance(value, list | tuple) and not all(isinstance(item, int | float) for item in value):
-        return [f"--{name}={json.dumps(value)}"]
-    if isinstance(value, list | tuple):
-        return [f"--{name}", *map(str, value)]
-    return [f"--{name}={value}"]
+def _words(config: str, values: Mapping[str, Any]) -> list[str]:
+    """Return a row and these options as words of the command line.
+
+    Lists are separate words for an option that is a tuple. For any other option, lists and dictionaries are JSON.
+    """
+    choices = {name: str(values[name]) for name in CHOICES if name in values}
+    known, words = declared(from_row(find_row(config), choices)[0]), ["--config", config]
+    for name, value in values.items():
+        if isinstance(value, list | tuple) and name in known and tuple in kinds(known[name].annotation):
+            words += [f"--{name}", *map(str, value)]
+        elif isinstance(value, dict | list | tuple):
+            try:
+                words.append(f"--{name}={json.dumps(value)}")
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(f"{name}={reprlib.repr(value)} must be valid as JSON: {error}") from None
+        else:
+            words.append(f"--{name}={value}")
+    return words
 
 
 def _run_main(words: list[str], progress: bool) -> tuple[int, list[str], bool]:
@@ -170,13 +184,13 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
 
     Raises:
         CheckpointError: the file is no model, or the model's architecture differs from its options.
-        ConfigurationError: the model's options are unknown, or its environment cannot be created here.
+        ConfigurationError: the model's options are unknown, or its environment or the device is not available here.
     """
-    file = Path(path).expanduser()
-    if not file.exists() and (Path(PROJECT) / "models" / file).exists():
-        file = Path(PROJECT) / "models" / file
+    file = find_model(path)
     weights, metadata = model_file.load_weights(file)
-    options = _options_of(file, metadata)
+    options, refused = changed(_options_of(file, metadata), {"device": device})
+    if problems := [*refused.values(), *validation.device_problems(options)]:
+        raise ConfigurationError(problems)
     try:
         spec = validation.environment_spec(options)
     except Exception as error:  # User classes may raise anything.
@@ -185,6 +199,13 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
     agent = options.make_agent(spec, validation.resolved_device(device))
     model_file.load_into(agent.model, weights, file)
     return Policy(options, spec, agent, {name: value for name, value in metadata.items() if name != "options"})
+
+
+def find_model(path: str | os.PathLike[str]) -> Path:
+    """Return the model file of this path or, if there is none, the one of this name in the project's `models`."""
+    file = Path(path).expanduser()
+    in_models = Path(PROJECT) / "models" / file
+    return in_models if os.path.exists(in_models) and not os.path.exists(file) else file
 
 
 def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
@@ -233,23 +254,23 @@ class Policy:
             state: State that the last call returned, () for networks without memory. If None, episodes start.
             reward: Reward of the last action, a number or [N]; input of R2D2's networks.
             first: [N] bool, True where an episode starts; the initial state then replaces `state`.
-            action_mask: [A] or [N, A], the legal actions; needed if `spec.has_action_mask`.
+            action_mask: [A] or [N, A], the legal actions; needed if `spec.has_action_mask`, else not allowed.
 
         Raises:
-            ValueError: shape or dtype of the observation or the mask differ from the environment's.
+            ValueError: shape or dtype of an argument differ from the environment's, or a number is not finite.
         """
         observations, single = self._observations(observation)
         count = len(observations)
-        rewards = np.broadcast_to(np.asarray(reward, np.float32), (count,)).copy()
-        first = np.broadcast_to(np.asarray(first, bool) | (state is None), (count,)).copy()
+        rewards = _one_for_each("reward", reward, np.float32, count)
+        first = _one_for_each("first", first, bool, count) | (state is None)
         ones, legal = np.ones(count, np.float32), self._legal(action_mask, count)
         timestep = TimeStep(observations, rewards, ones, first, np.zeros(count, bool), rewards, legal)
         recurrent = initial = self.agent.initial_state(count)
         if state is not None:
-            if len(state) != len(initial):
-                counts = f"state has {len(state)} parts, expected {len(initial)}"
-                raise ValueError(f"{counts}: give what the last call returned")
             parts = [torch.as_tensor(part[None] if single else part) for part in state]
+            given, expected = ([list(part.shape) for part in each] for each in (parts, initial))
+            if given != expected:
+                raise ValueError(f"state has shapes {given}, expected {expected}: give what the last call returned")
             recurrent = restart(tuple(part.to(at.device) for part, at in zip(parts, initial)), first, initial)
         if count not in self._exploration:
             self._exploration[count] = self.agent.evaluation_exploration(count, self._generator)
@@ -262,14 +283,18 @@ class Policy:
     def _legal(self, action_mask: Any, count: int) -> np.ndarray | None:
         """Return the legal actions [N, A] as the environment would; None if it has no masks."""
         if self.spec.action_mask is None:
+            if action_mask is not None:
+                raise ValueError(f"action_mask is given, expected none: {self.spec.name} allows every action")
             return None
         mask, size = np.asarray(action_mask), self.spec.action_mask.shape[0]
-        if mask.shape not in ((count, size), (size,) * (count == 1)) or mask.dtype.kind not in "biu":
+        if mask.shape not in [(count, size), *[(size,)] * (count == 1)] or mask.dtype.kind not in "biu":
             raise ValueError(f"action_mask is {reprlib.repr(action_mask)}, expected the legal ones of {size} actions")
         return mask.reshape(count, size).astype(bool)
 
     def evaluate(self, episodes: int = 10, seed: int = 1) -> EpisodeResults:
         """Play whole episodes in this process; return raw `returns`, `lengths` and `truncated`, each [episodes]."""
+        if episodes < 1:
+            raise ValueError(f"episodes is {episodes}, expected at least 1")
         options, num_envs = self.options, min(episodes, self.options.evaluator.num_envs)
         exploration = self.agent.evaluation_exploration(num_envs, np.random.default_rng(seed))
         env = make_env(options, num_envs, training=False)
@@ -291,4 +316,15 @@ class Policy:
             raise ValueError(f"observation is {list(array.shape)}, expected {list(shape)} or several, {several}")
         if array.dtype.kind not in "fiub" or (dtype == np.uint8 and array.dtype != np.uint8):
             raise ValueError(f"observation is {array.dtype}, expected {dtype}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"observation holds {array[~np.isfinite(array)][0]}, expected finite values")
         return np.ascontiguousarray(array[None] if single else array, dtype), single
+
+
+def _one_for_each(name: str, value: Any, dtype: type, count: int) -> np.ndarray:
+    """Return an argument of `act` as [N], from one value for all observations or from N."""
+    array: np.ndarray = np.asarray(value, dtype)
+    if array.shape not in ((), (count,)) or not np.isfinite(array).all():
+        values = f"one finite value or {count}, one for each observation"
+        raise ValueError(f"{name} is {reprlib.repr(value)}, expected {values}")
+    return np.broadcast_to(array, (count,)).copy()

@@ -1,6 +1,7 @@
 """Models are trained, loaded and played from Python."""
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.reliability.test_inline import RUNS, SMALL
 from tests.reliability.test_inline import train as train_here
 from utils import api, export
 from utils.api import TrainedRun, TrainingError, load, train
+from utils.config import command_line
 from utils.errors import ConfigurationError
 
 KINDS = {
@@ -96,6 +98,7 @@ def test_a_batch_of_observations_is_answered_like_single_ones(kind, trained):
         (np.zeros(3), r"observation is \[3\], expected \[4\] or several, \[N, 4\]"),
         (np.zeros((0, 4)), "expected"),
         (["a", "b", "c", "d"], "expected float32"),
+        ([0, 0, np.nan, 0], "observation holds nan, expected finite values"),
     ],
 )
 def test_an_observation_of_a_wrong_shape_or_type_is_refused(observation, message, trained):
@@ -103,8 +106,40 @@ def test_an_observation_of_a_wrong_shape_or_type_is_refused(observation, message
         trained("dqn").load().act(observation)
     with pytest.raises(ValueError, match="observation is float64, expected uint8"):
         trained("pictures").load().act(np.zeros(trained("pictures").load().spec.observation_shape))
-    with pytest.raises(ValueError, match="state has 0 parts, expected 3: give what the last call returned"):
+    with pytest.raises(ValueError, match=r"state has shapes \[\], expected \[\[1, 8\], \[1, 8\], \[1\]\]: give what"):
         trained("r2d2").load().act(np.zeros(4), ())
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"reward": [0.0, 1.0]}, r"reward is \[0.0, 1.0\], expected one finite value or 3, one for each observation"),
+        ({"reward": np.nan}, "reward is nan, expected one finite value"),
+        ({"first": [True]}, r"first is \[True\], expected one finite value or 3"),
+        (
+            {"state": (np.zeros((2, 8)), np.zeros((3, 8)), np.zeros(3))},
+            r"state has shapes \[\[2, 8\], \[3, 8\], \[3\]\]",
+        ),
+        (
+            {"action_mask": np.ones((3, 2), bool)},
+            "action_mask is given, expected none: CartPole-v1 allows every action",
+        ),
+    ],
+)
+def test_an_argument_of_another_length_is_refused(arguments, message, trained):
+    with pytest.raises(ValueError, match=message):
+        trained("r2d2").load().act(np.zeros((3, 4)), **arguments)
+
+
+def test_an_evaluation_needs_an_episode(trained):
+    with pytest.raises(ValueError, match="episodes is 0, expected at least 1"):
+        trained("dqn").load().evaluate(0)
+
+
+@pytest.mark.parametrize("device", ["cuda:9", "gpu"])
+def test_a_device_that_is_not_here_is_refused(device, trained):
+    with pytest.raises(ConfigurationError, match=f"device='{device}' is not on this machine, which has cpu"):
+        trained("dqn").load(device)
 
 
 def test_a_policy_of_masks_takes_legal_actions_only(trained):
@@ -112,7 +147,7 @@ def test_a_policy_of_masks_takes_legal_actions_only(trained):
     observations, masks = np.zeros((9, 18), np.float32), np.eye(9, dtype=np.int8)
     assert policy.act(observations, action_mask=masks)[0].tolist() == list(range(9))
     assert policy.act(observations[0], action_mask=masks[7])[0] == 7
-    for mask in (None, masks[0], np.ones((9, 8), bool), masks * 0.5):
+    for mask in (None, True, masks[0], np.ones((9, 8), bool), masks * 0.5):
         with pytest.raises(ValueError, match=r"action_mask is .*, expected the legal ones of 9 actions"):
             policy.act(observations, action_mask=mask)
 
@@ -162,22 +197,33 @@ def test_train_refuses_what_the_command_line_refuses(tmp_path, monkeypatch, capf
     )
     with pytest.raises(ConfigurationError, match="mode is not to be given to train"):
         train("dqn-cartpole", mode=2)
+    with pytest.raises(ConfigurationError, match="config=3 must be a string, the name of a row of CONFIGS"):
+        train(3)
+    with pytest.raises(ConfigurationError, match=r"env.kwargs=\{'a': <object .* must be valid as JSON"):
+        train("dqn-cartpole", {"env.kwargs": {"a": object()}})
     assert capfd.readouterr() == ("", "") and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    "name, value, words",
+    "config, name, value, expected",
     [
-        ("seed", 1, ["--seed=1"]),
-        ("resume", None, ["--resume=None"]),
-        ("agent.double_q", False, ["--agent.double_q=False"]),
-        ("model.hidden", (400, 300), ["--model.hidden", "400", "300"]),
-        ("game", "a b", ["--game=a b"]),
-        ("memory.replay_parameters", [{"type": "queue"}], ['--memory.replay_parameters=[{"type": "queue"}]']),
+        ("dqn-cartpole", "seed", 2, 2),
+        ("dqn-cartpole", "resume", None, None),
+        ("dqn-cartpole", "env.max_steps", None, None),
+        ("dqn-cartpole", "agent.double_q", False, False),
+        ("dqn-cartpole", "env.kwargs", {"a": [None, True]}, '{"a": [null, true]}'),
+        ("dqn-cartpole", "env.wrappers", ["a:B"], '["a:B"]'),
+        ("dqn-cartpole", "env.observation_keys", ["a"], ("a",)),
+        ("dqn-cartpole", "env.observation_keys", ["a", 1], ("a", 1)),
+        ("ddpg-pendulum", "model.hidden", [40], (40,)),
+        ("ddpg-pendulum", "model.hidden", (40, 30), (40, 30)),
+        ("replay-minatar-breakout", "memory.replay_parameters", [{"type": "queue"}], '[{"type": "queue"}]'),
     ],
 )
-def test_values_become_words_of_the_command_line(name, value, words):
-    assert api._words(name, value) == words
+def test_values_reach_the_options_as_in_a_row(config, name, value, expected, monkeypatch):
+    monkeypatch.setattr(command_line.validation, "problems", lambda *given: [])
+    options = command_line.read(api._words(config, {name: value}))
+    assert operator.attrgetter(name)(options) == expected
 
 
 @pytest.mark.slow
