@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ from core.common.files import replace_atomically
 from core.model import disable_host_sync
 from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import ACTION_MASK, OARInputs, PictureAndVector, State
-from utils.api import Policy, load
+from utils.api import Policy, find_model, load
 from utils.config.command_line import refuse
 from utils.errors import BAD_CHECKPOINT, ConfigurationError, describe_exception
 
@@ -98,8 +99,13 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
     """Write the network to `path` and return it, after onnxruntime has given the same outputs as torch.
 
     Raises:
-        ConfigurationError: a package is missing, or the network cannot be exported or written.
+        ConfigurationError: a package is missing, the path is a folder or a file of another kind, or the network cannot
+            be exported or written.
     """
+    if os.path.isdir(path):
+        raise ConfigurationError(f"output {path} is a folder: name a file in it that ends in .onnx")
+    if os.path.exists(path) and path.suffix != ".onnx":
+        raise ConfigurationError(f"output {path} exists and does not end in .onnx: choose another name")
     try:
         import onnx
         import onnxruntime  # noqa: F401  Fail before seconds of work.
@@ -108,9 +114,9 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
         raise ConfigurationError(PACKAGES) from None
     spec, agent = policy.spec, policy.options.make_agent(policy.spec)  # A copy, which the export changes.
     agent.model.load_state_dict(policy.agent.model.state_dict())
-    network = ActingNetwork(agent, spec)
-    example = network.example(spec, TRACED_BATCH)
     try:
+        network = ActingNetwork(agent, spec)
+        example = network.example(spec, TRACED_BATCH)
         batch = torch.export.Dim("N", min=1)
         with _quiet():
             program = torch.onnx.export(
@@ -135,7 +141,7 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
         raise ConfigurationError(f"{path} cannot be written: {error}") from None
     except ConfigurationError:
         raise
-    except Exception as error:  # The exporter may fail in any way on a network of the user's.
+    except Exception as error:  # The agent, the network and the exporter may fail in any way.
         raise ConfigurationError(
             f"the network of model_type={policy.options.model_type} cannot be exported: {describe_exception(error)}"
         ) from error
@@ -209,11 +215,12 @@ def main(arguments: Sequence[str]) -> int:
     description = "Export the acting network of a model file to ONNX."
     parser = argparse.ArgumentParser(prog="python -m utils.export", description=description)
     parser.add_argument("model_file", type=Path, help="models/<signature>.pth")
-    parser.add_argument("--output", type=Path, help="file to write; by default the model file's name with .onnx")
+    parser.add_argument("--output", type=Path, help="file to write; by default beside the model file, with .onnx")
     options = parser.parse_args(arguments)
-    path = options.output or options.model_file.with_suffix(".onnx")
+    model = find_model(options.model_file)
+    path = options.output or model.with_suffix(".onnx")
     try:
-        network = export(load(options.model_file), path)
+        network = export(load(model), path)
     except CheckpointError as error:
         refuse(ConfigurationError(str(error), BAD_CHECKPOINT))
     except ConfigurationError as refused:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from core.agent import Agent
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
+from utils import api
 from utils import export as exporting
 from utils.api import Policy
 from utils.config.rows import from_row
@@ -204,6 +206,50 @@ def test_a_missing_package_is_refused_with_the_pip_command(missing, tmp_path, mo
     monkeypatch.setitem(__import__("sys").modules, missing, None)
     with pytest.raises(ConfigurationError, match=r'pip install -e "\.\[onnx\]"'):
         export(small_policy("dqn-mlp"), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("fault", [NotImplementedError, ZeroDivisionError])
+def test_an_agent_whose_network_cannot_be_exported_is_refused(fault, tmp_path, monkeypatch):
+    policy = small_policy("dqn-mlp")
+    greedy = Agent.greedy if fault is NotImplementedError else lambda *given: 1 / 0
+    monkeypatch.setattr(type(policy.agent), "greedy", greedy)
+    with pytest.raises(
+        ConfigurationError, match=f"model_type=dqn-mlp cannot be exported: {fault.__name__}: "
+    ) as refused:
+        export(policy, tmp_path / "model.onnx")
+    assert "\n" not in str(refused.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "output, message",
+    [
+        ("run.pth", "output run.pth exists and does not end in .onnx: choose another name"),
+        ("notes.txt", "output notes.txt exists and does not end in .onnx: choose another name"),
+        (".", "output . is a folder: name a file in it that ends in .onnx"),
+        ("", "output . is a folder: name a file in it that ends in .onnx"),
+    ],
+)
+def test_an_export_overwrites_no_other_file(output, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(exporting, "load", lambda model: None)
+    for name in ("run.pth", "notes.txt"):
+        (tmp_path / name).write_text(name)
+    with pytest.raises(SystemExit) as refused:
+        main(["run.pth", "--output", output])
+    assert refused.value.code == 2 and capsys.readouterr().err == f"error: {message}\n"
+    assert all(path.read_text() == path.name for path in tmp_path.iterdir())
+
+
+def test_an_export_stands_beside_the_model_that_is_found_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "run.pth").touch()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(api, "PROJECT", tmp_path)
+    monkeypatch.setattr(exporting, "load", lambda model: small_policy("dqn-mlp"))
+    assert main(["run.pth"]) == 0
+    assert [path.name for path in (tmp_path / "models").iterdir() if path.stat().st_size] == ["run.onnx"]
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_the_command_refuses_a_missing_model_file(tmp_path, capsys):
