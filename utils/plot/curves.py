@@ -12,7 +12,9 @@ A run of an older version that lacks an option is alike if the runs that have th
 """
 
 import csv
+import functools
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -85,13 +87,16 @@ def read(sources: Iterable[Path], metrics: Sequence[str]) -> list[Run]:
 def usable(sources: Sequence[Path], metrics: Sequence[str]) -> tuple[list[Run], list[Path]]:
     """Return the runs that have points of every metric, and their sources. Other runs are skipped and named on stderr.
 
+    A source that is given twice is read once.
+
     Raises:
         ConfigurationError: a source does not exist, or no run is left.
     """
     if absent := [
-        f"{source} does not exist: name log folders or CSV files" for source in sources if not source.exists()
+        f"{source} does not exist: name log folders or CSV files" for source in sources if not os.path.exists(source)
     ]:
         raise ConfigurationError(absent)
+    sources = list({source.resolve(): source for source in sources}.values())
     kept, kept_sources, errors, skipped = list[Run](), list[Path](), list[str](), dict[str, list[str]]()
     for source in sources:
         try:
@@ -121,11 +126,32 @@ def read_curve(path: Path, metric: str = SCORE) -> Curve:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a metrics.jsonl, without a last line that a run is still writing."""
+    """Return the lines of a metrics.jsonl, without a last line that a run is still writing.
+
+    Lines that no run writes are skipped and reported on stderr.
+    """
     if not path.exists():
         return []
-    text = path.read_text()
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    data = path.read_bytes()
+    lines = [_json_line(text) for text in data[: data.rfind(b"\n") + 1].splitlines()]
+    if None in lines:
+        _report_skipped(path, lines.count(None))
+    return [line for line in lines if line is not None]
+
+
+@functools.cache  # A sweep reads the file of a run again and again.
+def _report_skipped(path: Path, count: int) -> None:
+    log_to_stderr(f"warning: skipped {count} {'line' if count == 1 else 'lines'} of {path} that no run writes")
+
+
+def _json_line(text: bytes) -> dict[str, Any] | None:
+    """Return a line of a metrics.jsonl. If no run writes such a line, return None."""
+    try:
+        line = json.loads(text)
+        valid = isinstance(line["values"], dict) and all(isinstance(line[name], int | float) for name in POINT[1:])
+        return line if valid else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def until(curve: Curve, steps: float | None) -> Curve:
@@ -158,7 +184,7 @@ def _read_folder(folder: Path, metrics: Sequence[str]) -> Run:
         lines = read_lines(folder / METRICS)
         known = {metric for line in lines for metric in line["values"]}
         return Run(name, settings, {metric: _curve(lines, _known(metric, known, folder)) for metric in metrics})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError) as error:
         problem = f"{folder / METRICS} is not what a run writes ({type(error).__name__}: {error})"
         raise NoCurves(problem, "no log folder of a run") from None
 
@@ -266,15 +292,20 @@ def alike(runs: Iterable[Run], title: str = "config") -> dict[str, list[Run]]:
     """
     groups: dict[str, list[Run]] = {}
     for name, same_title in _split(runs, lambda run: run.settings[title]).items():
-        known = [run for run in same_title if run.settings.keys() - {*NAMES}]
+        known = [run for run in same_title if _has_options(run)]
         same_rows, ignored = _split(known, lambda run: run.settings["config"]), ("game",) if title == "method" else ()
         names = dict.fromkeys(setting for same in same_rows.values() for setting in _differing(same, ignored))
         for run in same_title:
             parts = [f"{setting} {run.settings[setting]}" for setting in names if setting in run.settings]
-            if known and run not in known:  # A CSV holds no settings.
+            if known and not _has_options(run):
                 parts = ["settings unknown"]
             groups.setdefault(", ".join([name, *parts]), []).append(run)
     return groups
+
+
+def _has_options(run: Run) -> bool:
+    """Return True unless the run is from a CSV, which holds no options."""
+    return bool(run.settings.keys() - {*NAMES})
 
 
 def _differing(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:

@@ -49,6 +49,25 @@ def test_a_half_written_line_is_skipped(run):
     assert read_curve(folder / "metrics.jsonl").steps.tolist() == [10]
 
 
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\0\0\xff",
+        b'{"step": 1, "val{"step": 15}',
+        b"[1]",
+        b'"values"',
+        b'{"values": {}}',
+        b'{"values": 3}',
+        b"[" * 100_000,
+    ],
+)
+def test_lines_that_no_run_writes_are_skipped_and_reported(run, capsys, garbage):
+    path = run("a", []) / "metrics.jsonl"
+    path.write_bytes(evaluation(10, 1.0, 1.0).encode() + garbage + b"\n" + evaluation(20, 2.0, 2.0).encode())
+    assert read_curve(path).steps.tolist() == read([path.parent], [SCORE])[0].curves[SCORE].steps.tolist() == [10, 20]
+    assert capsys.readouterr().err == f"warning: skipped 1 line of {path} that no run writes\n"
+
+
 def test_steps_that_a_resumed_run_repeats_replace_the_lost_ones(run):
     folder = run(
         "a",

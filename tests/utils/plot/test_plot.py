@@ -2,13 +2,14 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from utils.errors import ConfigurationError
 from utils.plot import __main__ as plot
-from utils.plot.curves import SCORE, alike, grouped, read
+from utils.plot.curves import SCORE, alike, grouped, read, usable
 from utils.plot.figures import draw_curves
 
 # seed: score at 100, 200, 300 steps
@@ -143,10 +144,11 @@ def test_folders_without_curves_are_skipped_and_reported(run, runs, tmp_path, ca
     assert [{run.name for run in group} for group in drawn[0].values()] == [{folder.name for folder in runs}]
     told = {line.partition(": ")[0]: line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()}
     assert told == {
+        "warning": f"skipped 1 line of {tmp_path / 'foreign' / 'metrics.jsonl'} that no run writes",
         "passed over (no log folder of a run)": ", ".join(
-            str(tmp_path / name) for name in ("foreign", "note.txt", "sweep", "waits")
+            str(tmp_path / name) for name in ("note.txt", "sweep", "waits")
         ),
-        f"passed over (no values of {SCORE})": f"empty, {tmp_path / 'new'}",
+        f"passed over (no values of {SCORE})": f"empty, {tmp_path / 'foreign'}, {tmp_path / 'new'}",
     }
     assert {line.split(",")[0] for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]} == {
         folder.name for folder in runs
@@ -242,6 +244,20 @@ def test_the_command_writes_figures_and_a_csv(runs, tmp_path, capsys):
     png, svg, table = (path.read_bytes() for path in written)
     assert png.startswith(b"\x89PNG") and b"<svg" in svg and table.startswith(b"run,step,seconds,mean,loss")
     assert plot.main(words) == 0 and written[1].read_bytes() == svg  # the same runs give the same file
+
+
+def test_a_run_that_is_named_twice_is_drawn_once(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    twice = [
+        runs[0],
+        tmp_path / "." / runs[0].name,
+        Path(runs[0].name),
+        runs[1],
+        tmp_path / ".." / tmp_path.name / "local_1",
+    ]
+    found, sources = usable(twice, [SCORE])
+    assert [run.name for run in found] == ["local_1", "local_2"] and len(sources) == 2
+    assert [len(group) for group in alike(read(twice, [SCORE])).values()] == [5]
 
 
 def test_the_summary_normalizes_by_human_scores(run, tmp_path, capsys):
