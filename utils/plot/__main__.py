@@ -14,62 +14,107 @@ evaluations after 80 % of its steps. Needs matplotlib: pip install -e ".[plots]"
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from core.env import normalized_name
 from utils.config.command_line import refuse
 from utils.errors import ConfigurationError
-from utils.factory import EnvsDict
+from utils.factory import EnvsDict, why_not
 from utils.plot.curves import COLUMNS, SCORE, Run, alike, grouped, late_score, read, usable, write_csv
 from utils.plot.figures import AGGREGATES, AXES, CENTERS, Array, bootstrap, draw_curves, draw_summary, interval, save
+
+FORMATS = ("png", "svg", "pdf")
+OF_CURVES = ("metric", "x", "statistic", "each", "csv")  # Options that a summary does not have.
 
 
 def main(arguments: Sequence[str]) -> int:
     """Draw what the arguments ask for, print the files and return exit code 0; exit with 2 for wrong arguments."""
     options = parser().parse_args(arguments)
+    given = [f"--{name}" for name in OF_CURVES if getattr(options, name) != parser().get_default(name)]
     try:
-        for path in _summary(options) if options.summary else _curves(options):
-            print(path)
+        if options.summary and given:
+            raise ConfigurationError(f"--summary always draws scores over games: leave out {', '.join(given)}")
+        output, formats = files(options)
+        with _refusing_unwritable(output):
+            _try_folder(output)
+        figure, runs = _summary(options) if options.summary else _curves(options)
+        with _refusing_unwritable(output):
+            written = save(figure, output, formats)
+            if options.csv:
+                written.append(output.with_name(f"{output.name}.csv"))
+                write_csv(written[-1], runs)
     except ConfigurationError as refused:
         refuse(refused)
+    print("\n".join(map(str, written)))
     return 0
 
 
-def _curves(options: argparse.Namespace) -> list[Path]:
+def files(options: argparse.Namespace) -> tuple[Path, Sequence[str]]:
+    """Return the path of the files without their extension, and the formats. A folder gets files named curves."""
+    path = Path(options.output)
+    if options.output.endswith("/") or path.is_dir():
+        path /= "curves"
+    named = path.suffix[1:]
+    if named == "csv" and options.csv:
+        return path.with_suffix(""), options.formats or ["png", "svg"]
+    if named in FORMATS:
+        return path.with_suffix(""), list(dict.fromkeys([named, *(options.formats or ())]))
+    return path, options.formats or ["png", "svg"]
+
+
+def _try_folder(path: Path) -> None:
+    """Raise OSError if no file can be made in the folder of this path, or where that folder has to be made."""
+    with tempfile.TemporaryFile(dir=next(folder for folder in path.absolute().parents if folder.exists())):
+        pass
+
+
+@contextmanager
+def _refusing_unwritable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"--output {path} cannot be written: {error.strerror or error}") from None
+
+
+def _curves(options: argparse.Namespace) -> tuple[Any, list[Run]]:
+    """Return the figure, and the runs with the points that a CSV contains."""
     runs, sources = usable(options.runs, options.metric)
     groups = grouped(runs, options.group) if options.group else alike(runs)
     title = next(iter(groups)) if len(groups) == 1 else ""  # The legend names several groups.
     figure = draw_curves(groups, options.x, options.statistic, options.title or title, options.each)
-    written = save(figure, options.output, options.formats)
-    if options.csv:
-        written.append(options.output.with_name(f"{options.output.name}.csv"))
-        write_csv(written[-1], read(sources, list(COLUMNS)) if options.metric == [SCORE] else runs)
-    return written
+    return figure, read(sources, list(COLUMNS)) if options.csv and options.metric == [SCORE] else runs
 
 
-def _summary(options: argparse.Namespace) -> list[Path]:
+def _summary(options: argparse.Namespace) -> tuple[Any, list[Run]]:
+    """Print the table of the summary, and return its figure and runs."""
     runs, _ = usable(options.runs, [SCORE])
     groups = grouped(runs, options.group) if options.group else alike(runs, "method")
     scores = {method: list(by_game(runs).values()) for method, runs in groups.items()}
     figure = draw_summary(scores, options.title or "human-normalised scores, 95 % bootstrap intervals")
     print("\n".join(summary_table(scores)))
-    return save(figure, options.output, options.formats)
+    return figure, runs
 
 
 def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
     """Return the human-normalised late scores [runs] of each game, whose name may be spelt in any way.
 
     Raises:
-        ConfigurationError: no human score of a game is known.
+        ConfigurationError: no human score of a game is known, or the run's environment class is not available.
     """
     games: dict[str, list[float]] = {}
     for run in runs:
         env_type, game = run.settings.get("env_type"), run.settings.get("game")
         late = late_score(run.curves[SCORE], run.settings.get("steps"))
-        score = EnvsDict[env_type].human_normalized(game, late) if env_type and game else None
+        try:
+            score = EnvsDict[env_type].human_normalized(game, late) if env_type and game else None
+        except Exception as error:  # A module of the user's own can fail in any way.
+            raise ConfigurationError(f"{run.name}: {why_not(f'env_type={env_type}', error)}") from None
         if score is None:
             raise ConfigurationError(f"{run.name}: no human score is known for game={game} (env_type={env_type})")
         games.setdefault(normalized_name(str(game)), []).append(score)
@@ -106,8 +151,8 @@ def parser() -> argparse.ArgumentParser:
     add("--each", action="store_true", help="also draw thin lines of every run")
     add("--summary", action="store_true", help="draw human-normalised scores over games in place of curves")
     add("--title", help="title of the figure")
-    add("--output", type=Path, default=Path("curves"), help="path without extension; default: curves")
-    add("--formats", nargs="+", choices=("png", "svg", "pdf"), default=["png", "svg"], help="file formats")
+    add("--output", default="curves", help="path of the files, or a folder; default: curves")
+    add("--formats", nargs="+", choices=FORMATS, help="default: the extension of --output, or png and svg")
     add("--csv", action="store_true", help="also write the points: run, step, seconds and values")
     return parser
 

@@ -260,6 +260,50 @@ def test_a_run_that_is_named_twice_is_drawn_once(runs, tmp_path, monkeypatch):
     assert [len(group) for group in alike(read(twice, [SCORE])).values()] == [5]
 
 
+@pytest.mark.parametrize(
+    "words, names",
+    [
+        (("x.png",), {"x.png"}),
+        (("x.png", "--formats", "svg", "png"), {"x.png", "x.svg"}),
+        (("x.csv", "--csv", "--metric", "loss", "--formats", "png"), {"x.png", "x.csv"}),
+        (("x.two", "--formats", "png"), {"x.two.png"}),
+        (("", "--formats", "png"), {"curves.png"}),
+        ((".", "--formats", "png"), {"curves.png"}),
+        (("new/", "--formats", "png"), {"new/curves.png"}),
+        (("new/x",), {"new/x.png", "new/x.svg"}),
+    ],
+)
+def test_files_have_the_name_of_the_output(runs, tmp_path, monkeypatch, words, names):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert plot.main([*map(str, runs[:1]), "--output", *words]) == 0
+    assert {str(path.relative_to(Path.cwd())) for path in Path.cwd().rglob("*.*")} == names
+
+
+@pytest.mark.parametrize(
+    "output, reason",
+    [("/proc/x", "No such file or directory"), ("note.txt/x", "Not a directory"), ("x", "Is a directory")],
+)
+def test_an_output_that_cannot_be_written_is_refused(runs, tmp_path, monkeypatch, capsys, output, reason):
+    monkeypatch.chdir(tmp_path)
+    Path("note.txt").touch()
+    Path("x.png").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        plot.main([*map(str, runs), "--output", output])
+    assert (
+        ended.value.code == 2 and capsys.readouterr().err == f"error: --output {output} cannot be written: {reason}\n"
+    )
+
+
+def test_a_summary_refuses_what_only_curves_have(runs, capsys):
+    given = ["--metric", "loss", "--x", "time", "--statistic", "iqm", "--each", "--csv"]
+    with pytest.raises(SystemExit) as ended:
+        plot.main(["--summary", str(runs[0]), *given])
+    assert ended.value.code == 2 and capsys.readouterr().err == (
+        "error: --summary always draws scores over games: leave out --metric, --x, --statistic, --each, --csv\n"
+    )
+
+
 def test_the_summary_normalizes_by_human_scores(run, tmp_path, capsys):
     # human minus random: 30.5 - 1.7, 14.6 + 20.7
     breakout, pong = lambda score: 1.7 + score * 28.8, lambda score: -20.7 + score * 35.3
@@ -279,6 +323,13 @@ def test_the_summary_normalizes_by_human_scores(run, tmp_path, capsys):
 def test_a_game_without_human_scores_has_no_summary(run):
     folder = run("a", [1.0], "dqn-cartpole", env_type="gym", game="CartPole-v1")
     with pytest.raises(ConfigurationError, match="no human score is known for game=CartPole-v1"):
+        plot.by_game(read([folder], [SCORE]))
+
+
+@pytest.mark.parametrize("env_type", ["lost.module:Lost", "lost", "json:JSONDecoder"])
+def test_a_run_of_a_lost_environment_class_has_no_summary(run, env_type):
+    folder = run("a", [1.0], "dqn-cartpole", env_type=env_type, game="pong")
+    with pytest.raises(ConfigurationError, match=f"^a: .*env_type.*{env_type}"):
         plot.by_game(read([folder], [SCORE]))
 
 
