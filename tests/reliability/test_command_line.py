@@ -154,6 +154,24 @@ def test_help_of_one_section_lists_its_options_only(words, root, capsys):
     assert exit.value.code == 0 and "agent.burn_in" in names and all(name.startswith("agent.") for name in names)
 
 
+def test_help_of_several_sections_lists_the_options_of_each(root, capsys):
+    with pytest.raises(SystemExit, match="^0$"):
+        read_options(["--root", str(root), "--config", "dqn-cartpole", "--help", "agent", "rate-limiter"])
+    told = capsys.readouterr().out
+    assert "--agent.learning_rate" in told and "--rate_limiter.min_replay_size" in told and "--memory." not in told
+
+
+def test_help_does_not_hide_an_unknown_class(refuse):
+    (line,) = refuse("--config", "dqn-cartpole", "--agent_type", "bogus", "--help")
+    assert line.startswith("error: unknown agent_type 'bogus'; there are dqn, ")
+
+
+@pytest.mark.parametrize("words", [("--resume", "local_one"), ("--mode", "2", "--model_file", "local_one.pth")])
+def test_a_run_that_is_named_takes_no_other_name(refuse, words):
+    lines = refuse("--config", "dqn-cartpole", *words, "--timestamp", "two")
+    assert lines[0].startswith("error: timestamp=two and ") and lines[0].endswith(" both name a run: leave one out")
+
+
 def test_help_of_an_unknown_section_names_the_valid_ones(refuse):
     (line,) = refuse("--help", "agnet")
     assert "groups are run, agent, env, " in line and "did you mean agent" in line

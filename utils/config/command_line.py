@@ -123,9 +123,9 @@ def read(arguments: Sequence[str]) -> Options:
         else:
             row = rows.find_row(saved.config)
     options, more, refused = _chosen(row, words, saved)
-    if help_of is not None:
+    if help_of is not None and not rows.missing_classes(options):
         _help(options, help_of)
-    problems += more
+    problems += [*more, *_needless_identity(start, words)]
     taken = options.timestamp  # given, and not made up below
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
     if taken is not None and options.mode == 1 and options.resume is None and os.path.exists(options.log_folder):
@@ -210,20 +210,22 @@ def _chosen(row: Row, words: Words, saved: SavedRun | None = None) -> tuple[Opti
 
 
 def _help(options: Options, words: Sequence[str]) -> NoReturn:
-    """Print the options of this row, or of the section that stands behind --help, and exit with 0.
+    """Print the options of this row, or of the sections that stand behind --help, and exit with 0.
 
     Raises:
         ConfigurationError: an unknown section.
     """
     known = help_sections(options)
-    section = "".join(word for word in words[:1] if not word.startswith("-")).replace("-", "_")
-    if section and section not in known:
-        sections = [name for name in known if f"{name}." in "".join(known) or name == known[0]]
+    sections = [word.replace("-", "_") for word in words]
+    groups = ", ".join(name for name in known if f"{name}." in "".join(known) or name == known[0])
+    if unknown := [section for section in sections if section not in known]:
         raise ConfigurationError(
-            f"--help {section}: there is no such group or option; groups are {', '.join(sections)}"
-            f"{suggestion(section, known)}"
+            [
+                f"--help {section}: there is no such group or option; groups are {groups}{suggestion(section, known)}"
+                for section in unknown
+            ]
         )
-    if not section:
+    if not sections:
         names = "Rows: " + ", ".join(f"{number} {row['name']}" for number, row in enumerate(CONFIGS))
         print(
             "usage: python main.py [--name value ...]\n\n"
@@ -232,7 +234,8 @@ def _help(options: Options, words: Sequence[str]) -> NoReturn:
             "shows one group.\n"
             f"{textwrap.fill(names, WIDTH, break_on_hyphens=False)}\n"
         )
-    print(help_text(options, section))
+    for section in sections or [""]:
+        print(help_text(options, section))
     sys.exit(0)
 
 
@@ -253,6 +256,18 @@ def _saved_run(start: Options, row: Row, words: Words) -> tuple[SavedRun | None,
         return run_registry.find(start.root, asked), None
     except ConfigurationError as error:
         return None, error
+
+
+def _needless_identity(start: Options, words: Words) -> list[str]:
+    """Return a problem for each part of a signature that the command line gives to a run that another option names."""
+    namer = "resume" if start.mode == 1 else "model_file"
+    if getattr(start, namer) is None:
+        return []
+    return [
+        f"{name}={words[name][0] if words[name] else ''} and {namer}={getattr(start, namer)} both name a run: leave one out"
+        for name in ("machine", "timestamp")
+        if name in words
+    ]
 
 
 def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, Any], str | None]:
