@@ -77,6 +77,9 @@ def test_f37_f38_a_local_ray_run_is_private_and_ends_clean(tmp_path, monkeypatch
         assert at_the_end(program)["global/restarts"] == 1
         assert list(tmp_path.glob("models/*_checkpoints/step_*/manifest.json"))
         assert not program.leftovers() and not list(temporary.glob("ray*"))
+    checkpoints = next(tmp_path.glob("models/*_checkpoints"))
+    with Program(tmp_path, *CARTPOLE, "--mode", "2", "--episodes", "2", "--model_file", str(checkpoints)) as program:
+        assert program.until_ended(60) == 0 and "all returns: " in program.output, program.output
     shutil.rmtree(temporary)
 
 

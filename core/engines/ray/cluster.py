@@ -47,6 +47,7 @@ VARIABLES = {
 # 40 s, and Ray makes twenty by default.
 JOIN_VARIABLES = {"RAY_gcs_server_port_wait_time_s": "1"}
 MAX_PARENT_LENGTH = 30  # characters: this folder is part of the paths of Ray's sockets, which may have 107
+PRINT_SECONDS = 1.0  # Ray prints what its processes wrote a moment later, and drops at shutdown what is left
 QUERY_PERIOD = 2.0  # seconds between two queries of the head
 # Seconds that one call of `silence` adds at most, because time in which main itself was stopped does not count.
 MAX_SILENCE_STEP = 1.0
@@ -123,6 +124,8 @@ class Cluster:
         import ray
 
         children = psutil.Process().children(recursive=True)
+        if ray.is_initialized():
+            time.sleep(PRINT_SECONDS)
         ray.shutdown()
         if self._sweeper is not None:
             for process in children:  # if the head ended before its agents, Ray leaves them behind
