@@ -439,7 +439,9 @@ def test_a_model_of_another_architecture_is_refused(tmp_path: Path) -> None:
         list(mode_2.tester(context, 0))
 
 
-def test_an_interrupted_test_prints_a_summary_and_writes_no_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_an_interrupted_test_prints_a_summary_and_writes_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     context = make_context(tmp_path)
     model = save_model(context)
     generator = mode_2.tester(context, 0)
