@@ -155,8 +155,9 @@ def test_help_of_one_section_lists_its_options_only(words, root, capsys):
 
 
 def test_help_of_several_sections_lists_the_options_of_each(root, capsys):
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit) as exit:
         read_options(["--root", str(root), "--config", "dqn-cartpole", "--help", "agent", "rate-limiter"])
+    assert exit.value.code == 0
     told = capsys.readouterr().out
     assert "--agent.learning_rate" in told and "--rate_limiter.min_replay_size" in told and "--memory." not in told
 

@@ -125,7 +125,7 @@ def read(arguments: Sequence[str]) -> Options:
     options, more, refused = _chosen(row, words, saved)
     if help_of is not None and not rows.missing_classes(options):
         _help(options, help_of)
-    problems += [*more, *_needless_identity(start, words)]
+    problems += [*more, *_needless_timestamp(start, words)]
     taken = options.timestamp  # given, and not made up below
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
     if taken is not None and options.mode == 1 and options.resume is None and os.path.exists(options.log_folder):
@@ -258,16 +258,12 @@ def _saved_run(start: Options, row: Row, words: Words) -> tuple[SavedRun | None,
         return None, error
 
 
-def _needless_identity(start: Options, words: Words) -> list[str]:
-    """Return a problem for each part of a signature that the command line gives to a run that another option names."""
-    namer = "resume" if start.mode == 1 else "model_file"
-    if getattr(start, namer) is None:
+def _needless_timestamp(start: Options, words: Words) -> list[str]:
+    """Return the problem that the command line gives a timestamp to a run that another option names."""
+    name = "resume" if start.mode == 1 else "model_file"
+    if getattr(start, name) is None or "timestamp" not in words:
         return []
-    return [
-        f"{name}={words[name][0] if words[name] else ''} and {namer}={getattr(start, namer)} both name a run: leave one out"
-        for name in ("machine", "timestamp")
-        if name in words
-    ]
+    return [f"timestamp={start.timestamp} and {name}={getattr(start, name)} both name a run: leave one out"]
 
 
 def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, Any], str | None]:
