@@ -8,6 +8,7 @@ a user, options that are wrong only together.
 import os
 import signal
 import sys
+import time
 import types
 from abc import ABCMeta
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from typing import Any
 PACKAGE = "torch"
 HELP = ("-h", "--help")
 LEFT_TO_MAIN = 255  # exit code of the fork
+PATIENCE = 20.0  # seconds that the fork may take longer than the imports of main
+POLL_PERIOD = 0.002  # seconds
 
 
 class EarlyAnswer:
@@ -35,9 +38,16 @@ class EarlyAnswer:
         signal.signal(signal.SIGCHLD, lambda number, frame: self._look(os.WNOHANG))
 
     def wait(self) -> None:
-        """Wait for the fork to end, and exit if it has an answer."""
+        """Wait for the fork to end, and exit if it has an answer. Kill it if it takes longer than PATIENCE."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._look(0)
+        deadline = time.monotonic() + PATIENCE
+        self._look(os.WNOHANG)
+        while not self._ended and time.monotonic() < deadline:
+            time.sleep(POLL_PERIOD)
+            self._look(os.WNOHANG)
+        if not self._ended:  # main finds whatever the fork would have found
+            os.kill(self._pid, signal.SIGKILL)
+            self._look(0)
 
     def _look(self, options: int) -> None:
         if not self._ended:

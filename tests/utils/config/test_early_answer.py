@@ -20,6 +20,18 @@ assert isinstance(sys.modules["torch"], early_answer._Module)
 print(page(), end="")
 """
 
+STUCK = """
+import os, time
+from utils.config import early_answer
+early_answer.PATIENCE = 0.2
+early_answer._answer = lambda arguments: time.sleep(100)
+early_answer.EarlyAnswer(["--config", "dqn-cartpole"]).wait()
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print("main goes on alone")
+"""
+
 
 @pytest.fixture
 def without_torch(tmp_path):
@@ -50,6 +62,11 @@ def test_help_ends_quietly_when_its_reader_ends(tmp_path):
     command = f"set -o pipefail; '{sys.executable}' '{PROJECT}/main.py' --help | head -1"
     answer = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert (answer.returncode, answer.stdout.split(":")[0], answer.stderr) == (0, "usage", "")
+
+
+def test_a_fork_that_hangs_is_killed(without_torch):
+    answer = without_torch("-c", STUCK)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "main goes on alone\n", "")
 
 
 def test_wrong_words_are_refused_without_torch(without_torch, tmp_path):
