@@ -342,8 +342,6 @@ class ActionConverter:
                 return _within(self._space, numbers)
         else:
             choices = checked_discrete(action, num_envs, self.spec)
-            if isinstance(self._space, spaces.Discrete):
-                return choices + self._space.start
         return _of_space(self._space, iter(choices.reshape(num_envs, -1).T), iter(numbers.T))
 
 
@@ -401,8 +399,8 @@ def _action_spec(space: Space) -> ActionSpec:
             f"actions of {space} are neither a Box of floats, Discrete, MultiDiscrete, MultiBinary nor nested Dicts "
             f"and Tuples of these{nested}"
         ) from None
-    if not boxes and not nvec:
-        raise ValueError(f"actions of {space} have no choices")
+    if not parts or not all(map(spaces.flatdim, parts)):
+        raise ValueError(f"actions of {space} have no choices and no numbers, or a part of them has none")
     if not boxes:
         return MultiDiscrete(tuple(nvec))
     if boxes == [space]:

@@ -47,6 +47,17 @@ def _choices_of(space, vector):
 
 
 BOX = spaces.Box(np.array([[-1, 0]]), np.array([[2, 0.5]]), dtype=np.float64)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+def test_one_choice_has_the_dtype_of_its_space(dtype):
+    space = spaces.Discrete(3, start=5, dtype=np.dtype(dtype).type)
+    convert = ActionConverter(space)
+    assert convert.spec == Discrete(3)
+    actions = list(iterate(batch_space(space, 3), convert(np.array([2, 0, 1]), 3)))
+    assert actions == [7, 5, 6] and all(space.contains(action) for action in actions)
+
+
 MIXED = spaces.Dict(
     {
         "aim": BOX,
@@ -119,6 +130,9 @@ def test_an_invalid_choice_is_named_with_its_stream():
         (spaces.Tuple([spaces.Discrete(2), spaces.Box(-np.inf, 1, (2,))]), "have no bounds"),
         (spaces.Text(3), "neither"),
         (spaces.Dict({}), "have no choices"),
+        (spaces.Box(-1, 1, (0,)), "have no choices and no numbers"),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (0, 2))]), "a part of them has none"),
+        (spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([])]), "a part of them has none"),
     ],
 )
 def test_spaces_of_other_parts_are_refused(space, blamed):
