@@ -40,7 +40,7 @@ class MetricsFiles:
     """The metrics files of a run, in a folder that may hold an earlier part of the run.
 
     - Wall seconds continue from the earlier part.
-    - TensorBoard hides what the earlier part wrote from `step` on, because that work was lost with its last checkpoint.
+    - TensorBoard hides what the earlier part wrote after `step`, because that work was lost with its last checkpoint.
     - TensorBoard names a run by the folder of its events: the folder's own name, then `run`. A continued run keeps the
       name that it began with.
     - Failed writes are counted in `errors` and never raised.
@@ -123,7 +123,7 @@ class MetricsFiles:
             file.truncate(start + len(lines))
 
     def _lines(self, records: list[Record], step: int) -> list[dict[str, Any]]:
-        """Return an object for the period, and one for each step at which an evaluation in it started."""
+        """Return an object for the period and one for each step at which an evaluation in it started, oldest first."""
         lines: dict[tuple[bool, int], dict[str, Any]] = {}
         now = self._now()
         for record in records:
@@ -132,7 +132,7 @@ class MetricsFiles:
             new = {"step": at, "time": moment, "seconds": moment - self._began, "values": {}}
             line = lines.setdefault((evaluation, at), new)
             line["values"][record.name] = record.value if math.isfinite(record.value) else None
-        return list(lines.values())
+        return sorted(lines.values(), key=lambda line: line["seconds"])
 
     def _write_csv(self, lines: list[dict[str, Any]]) -> None:
         """Append the lines to metrics.csv, or rewrite the file if it lacks a column for them."""
@@ -153,7 +153,7 @@ class MetricsFiles:
         if not self._events_begun:
             write(now, file_version="brain.Event:2")
             if step:
-                write(now, step, session_log=SessionLog(status=SessionLog.START))
+                write(now, step + 1, session_log=SessionLog(status=SessionLog.START))
             for summary in _settings_summaries(self._settings, self._folder.name):
                 write(now, step, summary=summary)
         for record in records:

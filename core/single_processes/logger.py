@@ -70,7 +70,7 @@ class _RunLog:
     def _write(self) -> None:
         """Aggregate the records since the last call, and write them to all sinks."""
         values = self._collect()
-        context, step, now = self._context, self._context.counters.agent_steps, self._context.logs.now()
+        context, step, now = self._context, int(values["global/agent_steps"]), self._context.logs.now()
         records, self._records = aggregate(self._shares.take(self._records)), []
         self._schedule.start(step)
         records += [Record(name, value, step, now) for name, value in values.items()]

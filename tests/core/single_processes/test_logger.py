@@ -157,7 +157,7 @@ def test_a_period_is_equal_in_jsonl_csv_and_tensorboard(tmp_path: Path, capsys: 
     assert next(generator) is True
     finish(context, generator)
 
-    _, period, evaluation, *_ = json_lines(tmp_path / "logs")
+    _, evaluation, period, *_ = json_lines(tmp_path / "logs")
     values = period["values"]
     assert (period["step"], evaluation["step"]) == (100, 100)
     assert (values["actor/episodic_return_mean"], values["actor/human_normalized"], values["actor/speed"]) == (
@@ -275,10 +275,40 @@ def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> Non
     next(generator)
     finish(resumed, generator)
     assert json_lines(tmp_path)[-1]["seconds"] > last + 500
-    # step 200 is repeated
-    assert [(step, value) for step, value, _ in scalars(tmp_path)["learner/loss"]] == [(100, 1.0), (250, 2.0)]
+    losses = [(step, value) for step, value, _ in scalars(tmp_path)["learner/loss"]]
+    assert losses == [(100, 1.0), (200, 1.0), (250, 2.0)]
     assert json.loads((tmp_path / "options.json").read_text()) == {"game": "known"}
     assert json.loads((tmp_path / "options_step_200.json").read_text()) == {"game": "known", "steps": 1_000}
+
+
+def test_the_clock_continues_from_the_last_period(tmp_path: Path) -> None:
+    """A line of an evaluation can be older than the period that it is written with."""
+    context = make_context(tmp_path, period=1e9)
+    generator = logger(context, 0)
+    next(generator)
+    context.report("evaluator", 0, {"episodic_return_mean": 30.0})
+    context.report("learner", 0, {"loss": 1.0})
+    context.counters.count_agent_steps(0, 100)
+    time.sleep(0.2)
+    finish(context, generator)
+    evaluation, period = json_lines(tmp_path)
+    assert (evaluation["step"], period["step"]) == (0, 100)
+    assert period["seconds"] > evaluation["seconds"] + 0.1
+    assert MetricsFiles(tmp_path, 100).seconds >= period["seconds"]
+
+
+def test_a_line_stands_at_the_steps_that_it_counts(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+
+    def act_meanwhile() -> float:
+        context.counters.count_agent_steps(0, 10)
+        return 8.0
+
+    context.rate_limiter.ratio = act_meanwhile  # type: ignore[method-assign]
+    generator = logger(context, 0)
+    next(generator)
+    finish(context, generator)
+    assert [(line["step"], line["values"]["global/agent_steps"]) for line in json_lines(tmp_path)] == [(0, 0), (10, 10)]
 
 
 def test_a_full_disk_is_counted_and_leaves_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
