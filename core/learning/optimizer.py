@@ -298,14 +298,17 @@ class Optimizer:
         return [*self._parameters, *(value for value in state if isinstance(value, Tensor))]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self._optimizer.state_dict(), "updates": self._steps}
+        steps_per_update = self._steps_per_update / self._period
+        return {"optimizer": self._optimizer.state_dict(), "updates": self._steps, "steps_per_update": steps_per_update}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore moments and counts. Settings stay those of this start."""
+        """Restore moments, and how many updates of the agent were made. Settings stay those of this start."""
         self._optimizer.load_state_dict(state["optimizer"])
         for group in self._optimizer.param_groups:
             group.update(self._optimizer.defaults)
-        self._steps = state["updates"]
+        steps_per_update = self._steps_per_update / self._period
+        # Older checkpoints do not tell it.
+        self._steps = round(state["updates"] * steps_per_update / state.get("steps_per_update", steps_per_update))
 
 
 class UpdateCounter:

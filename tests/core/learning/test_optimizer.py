@@ -44,6 +44,25 @@ def test_a_restored_optimizer_keeps_moments_with_new_options(kind):
     assert moved == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("before, after", [(6, 4), (4, 6), (1, 1)])
+@pytest.mark.parametrize("periods", [(1, 1), (1, 2), (2, 1)])
+def test_a_restored_schedule_is_at_the_update_it_was_at(before, after, periods):
+    params = OptimizerParams(lr_schedule="linear", lr_schedule_updates=100)
+    old, new = (
+        Optimizer([nn.Parameter(torch.ones(1))], params, period=period, steps_per_update=steps)
+        for period, steps in zip(periods, (before, after))
+    )
+    updates = 12
+    old.skip(updates * before // periods[0])
+    new.load_state_dict(old.state_dict())
+    last_of_period = updates + periods[1] - 1
+    assert new.lr == learning_rate(params, last_of_period)
+    state = old.state_dict()
+    del state["steps_per_update"]  # of a checkpoint before there was this number
+    old.load_state_dict(state)
+    assert old.lr == learning_rate(params, updates + periods[0] - 1)
+
+
 def test_steps_do_not_import_the_compiler():
     """Its import takes a second, for which actors and the first update would wait."""
     script = (
