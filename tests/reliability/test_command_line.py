@@ -317,6 +317,10 @@ def test_non_finite_values_are_refused(refuse):
             ["--config", "impala-cartpole", "--learner.batches_per_sample", "2"],
             ["learner.batches_per_sample=2", "memory_type=queue"],
         ),
+        (
+            ["--config", "ppo-cartpole", "--learner.batches_per_sample", "2"],
+            ["learner.batches_per_sample=2", "memory_type=rollouts"],
+        ),
         (["--config", "ddpg-pendulum", "--model.hidden", "64", "0"], ["model.hidden=0", "at least 1"]),
         (
             ["--config", "dqn-cartpole", "--replay.frame_compression", "lz4"],

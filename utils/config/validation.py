@@ -17,7 +17,6 @@ import torch
 from core.common.foreign_code import foreign_code
 from core.common.shared_arrays import next_multiple
 from core.device.recorded_work import missing_compiler
-from core.memories.unrolls.unroll_memory import UnrollMemory
 from core.runtime.options import make_env
 from core.specs import Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from utils import run_registry
@@ -159,8 +158,8 @@ def _classes(options: Options) -> Iterator[str]:
     if not set(held) & set(kinds):
         fitting = _could("memory_type", lambda memory: bool(set(memory.window_kinds) & set(kinds)))
         yield f"{memory} holds {' and '.join(held)}, and {agent} learns from {' or '.join(kinds)}; {fitting}"
-    elif (together := options.learner.batches_per_sample) > 1 and issubclass(options.memory_class, UnrollMemory):
-        yield f"learner.batches_per_sample={together} must be 1 with {memory}, whose batches have parts"
+    elif (together := options.learner.batches_per_sample) > 1 and not {"transitions", "sequences"} & set(held):
+        yield f"learner.batches_per_sample={together} must be 1 with {memory}, whose batches cannot be drawn together"
     clipping = getattr(options.env, "reward_clipping", "none")
     if options.mode == 1 and clipping != "none" and options.agent_class.refuses_clipped_rewards(options.agent):
         yield (
