@@ -158,7 +158,11 @@ class GymEnv(Env):
         if self._render_mode != "rgb_array":
             return super().render()
         picture = self._streams[0].env.render()
-        assert isinstance(picture, np.ndarray)  # `_try_render` checked that at the construction
+        if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3):
+            returned = list(picture.shape) if isinstance(picture, np.ndarray) else type(picture).__name__
+            raise ValueError(f"{self.spec.name} draws no pictures: render() returned {returned}, expected [H, W, 3]")
+        if picture.dtype != np.uint8:
+            raise ValueError(f"{self.spec.name} draws pictures of {picture.dtype}, expected uint8")
         return picture
 
     def set_activity_marker(self, cell: np.ndarray, first: int = 0) -> None:
@@ -187,14 +191,12 @@ class GymEnv(Env):
         return self._stack
 
     def _try_render(self) -> None:
-        """Render once, so that a missing package for drawing is an error of the construction."""
+        """Render once, so that a missing package for drawing or a wrong picture is an error of the construction."""
         try:
             self._streams[0].reset(0)
-            picture = self._streams[0].env.render()
+            self._streams[0].env.render() if self._render_mode == "human" else self.render()
         except gym.error.DependencyNotInstalled as error:
             raise ImportError(f"{self.spec.name}: {error}") from error
-        if self._render_mode == "rgb_array" and not (isinstance(picture, np.ndarray) and picture.ndim == 3):
-            raise ValueError(f"{self.spec.name} draws no pictures: render() returned {type(picture).__name__}")
 
 
 class Preprocessing:

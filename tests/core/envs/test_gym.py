@@ -471,7 +471,8 @@ class Drawn(gym.Env):
 def test_an_environment_that_cannot_render_is_refused_when_made():
     picture = np.full((4, 6, 3), 7, np.uint8)
     missing = gym.error.DependencyNotInstalled("pygame is not installed, run `pip install pygame`")
-    for drawn, error in ((picture, None), (None, ValueError), (missing, ImportError)):
+    wrong = picture[..., 0], picture / 255.0, np.concatenate([picture, picture], 2), picture.tolist(), None
+    for drawn, error in ((picture, None), (missing, ImportError), *((each, ValueError) for each in wrong)):
         gym.register("Drawn-v0", Drawn, kwargs={"picture": drawn})
         if error is None:
             np.testing.assert_array_equal(GymEnv(GymParams(), "Drawn-v0", 1, render_mode="rgb_array").render(), picture)
@@ -479,6 +480,15 @@ def test_an_environment_that_cannot_render_is_refused_when_made():
             with pytest.raises(error, match="Drawn-v0"):
                 GymEnv(GymParams(), "Drawn-v0", 1, render_mode="rgb_array")
         gym.registry.pop("Drawn-v0")
+
+
+def test_a_picture_that_is_missing_later_is_named():
+    gym.register("Drawn-v0", Drawn, kwargs={"picture": np.zeros((4, 6, 3), np.uint8)})
+    env = GymEnv(GymParams(), "Drawn-v0", 1, render_mode="rgb_array")
+    gym.registry.pop("Drawn-v0")
+    env._streams[0].env.unwrapped.picture = None
+    with pytest.raises(ValueError, match=r"Drawn-v0 draws no pictures: render\(\) returned NoneType"):
+        env.render()
 
 
 def test_bad_options_are_refused_when_the_environment_is_made():
