@@ -26,6 +26,7 @@ import torch
 from core.acting.validated_env import split_joint_actions
 from core.agent import Agent, Exploration
 from core.checkpoint import model_file
+from core.checkpoint.run_checkpoint import STEP_FOLDER
 from core.common.settings import dotted
 from core.evaluation.episodes import EpisodeResults, play_episodes
 from core.runtime.options import make_env
@@ -178,9 +179,10 @@ def _run_main(words: list[str], progress: bool) -> tuple[int, list[str], bool]:
 
 # playing --------------------------------------------------------------------------------------------------------------
 def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
-    """Return the policy of a model file, models/<signature>.pth.
+    """Return the policy of a model file, models/<signature>.pth, or of a checkpoint.
 
-    The file says what the model is. Files of earlier versions need logs/<signature>/run.json beside their folder.
+    The file says what the model is. Checkpoints and files of earlier versions need logs/<signature>/run.json beside
+    the folder of models.
 
     Raises:
         CheckpointError: the file is no model, or the model's architecture differs from its options.
@@ -212,13 +214,15 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
     """Return the options with which the model was trained."""
     signature = str(metadata.get("signature") or file.stem)
     saved = dotted(metadata["options"]) if isinstance(metadata.get("options"), dict) else None
-    for root in (file.absolute().parent.parent, Path(PROJECT)):
+    is_one_checkpoint = STEP_FOLDER.fullmatch(file.name) is not None  # models/<signature>_checkpoints/step_<N>
+    beside = file.absolute().parents[1 + is_one_checkpoint]
+    for root in (beside, Path(PROJECT)):
         if saved is None and (run := run_registry.read(root / "logs" / signature)) is not None:
             saved = run.options
     if saved is None:
         raise ConfigurationError(
             f"model file {file} does not say what it is, and there is no "
-            f"{file.absolute().parent.parent / 'logs' / signature / run_registry.RUN_FILE}: "
+            f"{beside / 'logs' / signature / run_registry.RUN_FILE}: "
             "put the run's log folder there",
             BAD_CHECKPOINT,
         )

@@ -172,6 +172,14 @@ def test_a_model_without_options_needs_its_runs_log_folder(trained, tmp_path):
         load(tmp_path / "none.pth")
 
 
+def test_a_checkpoint_is_loaded_with_the_options_of_its_run(trained):
+    run = trained("r2d2")
+    (checkpoint,) = run.checkpoint_folder.glob("step_*")
+    for path in (run.checkpoint_folder, checkpoint):
+        policy = load(path)
+        assert policy.options.model.lstm == 8 and policy.metadata["checkpoint"] == checkpoint.name
+
+
 @pytest.mark.slow
 def test_the_command_exports_a_model_file(trained, tmp_path, capsys):
     pytest.importorskip("onnxruntime")
