@@ -32,6 +32,7 @@ Space = spaces.Space[Any]
 TOLERANCE = 1e6  # factor by which an observation may exceed the bounds of its space
 MAX_FLOAT = float(np.finfo(np.float32).max)
 LISTED = 12  # parts that a message names
+MAX_ONE_HOT = 10**7  # numbers of a part; a step of these takes 40 MB
 Write = Callable[[Any, np.ndarray], None]  # writes a part's value into the vector [N]; raises TypeError or ValueError
 
 
@@ -190,6 +191,11 @@ def _selected(leaves: list[_Leaf], keys: list[str], space: Space) -> tuple[list[
                 advice = f"keep others with env.observation_keys, of {_listed(leaves)}"
             raise ValueError(f"{subject} of {leaf.space} have no fixed size and cannot be stored: {advice}")
         size = 0 if kind in ("text", "left out") else spaces.flatdim(leaf.space)
+        if kind == "one-hot" and size > MAX_ONE_HOT:
+            raise ValueError(
+                f"{leaf.name} of {leaf.space} would be {size:,} numbers one-hot, more than {MAX_ONE_HOT:,}: make it "
+                "smaller by a wrapper of env.wrappers, as one of your own"
+            )
         kept += [leaf] if size else []
         shape = tuple(leaf.space.shape or ()) if kind == "picture" else (size,) if size else ()
         parts.append(ObservationPart(leaf.name, str(leaf.space), kind, shape))

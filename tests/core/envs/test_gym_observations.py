@@ -267,6 +267,14 @@ def test_parts_without_a_fixed_size_are_refused_unless_left_out():
         ObservationConverter(spaces.Dict())
 
 
+@pytest.mark.parametrize("space", [spaces.Discrete(2**40), spaces.MultiDiscrete([2, 2**40])])
+def test_a_choice_too_large_for_one_hot_is_refused(space):
+    with pytest.raises(
+        ValueError, match=r"observation of (Multi)?Discrete.* would be 1,099,511,627,77\d numbers one-hot"
+    ):
+        ObservationConverter(space)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
