@@ -294,7 +294,8 @@ def test_f54_f55_f56_f57_restarts_are_retried_and_sighup_saves(tmp_path):
         first = program.children()["actor 0"]
         assert len(program.strays()[first]) == 4
         assert replaced(program, "actor 0", program.kill("actor 0"), 15 * SLOW)
-        assert f"actor 0 (pid {first}) was killed by signal 9" in program.output
+        killed = f"actor 0 (pid {first}) was killed by signal 9"
+        program.until(lambda: killed in program.output, 15 * SLOW, "the message")
         program.until(lambda: len(program.strays()) == 2, 60, "the new actor's first steps")
         second = program.children()["actor 0"]
         assert {pid: len(started) for pid, started in program.strays().items()} == {first: 0, second: 4}

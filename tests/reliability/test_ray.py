@@ -69,7 +69,8 @@ def test_f37_f38_a_local_ray_run_is_private_and_ends_clean(tmp_path, monkeypatch
         assert listening(program) <= {"127.0.0.1", "::ffff:127.0.0.1"} and listening(program)
         pid = program.kill("actor 1")
         program.until(lambda: program.children().get("actor 1", pid) != pid, 60, "actor 1 to be replaced")
-        assert f"actor 1 (pid {pid} on 127.0.0.1) died" in program.output
+        died = f"actor 1 (pid {pid} on 127.0.0.1) died"
+        program.until(lambda: died in program.output, 30, "the message")
         program.until_training(program.agent_steps() + 500)
         os.kill(program.process.pid, signal.SIGINT)
         assert program.until_ended(60) == 130, program.output
@@ -78,7 +79,8 @@ def test_f37_f38_a_local_ray_run_is_private_and_ends_clean(tmp_path, monkeypatch
         assert list(tmp_path.glob("models/*_checkpoints/step_*/manifest.json"))
         assert not program.leftovers() and not list(temporary.glob("ray*"))
     checkpoints = next(tmp_path.glob("models/*_checkpoints"))
-    with Program(tmp_path, *CARTPOLE, "--mode", "2", "--episodes", "2", "--model_file", str(checkpoints)) as program:
+    tested = ("--mode", "2", "--episodes", "2", "--model_file", str(checkpoints))
+    with Program(tmp_path, "--config", "dqn-cartpole", "--engine", "ray", *tested) as program:
         assert program.until_ended(60) == 0 and "all returns: " in program.output, program.output
     shutil.rmtree(temporary)
 
@@ -194,10 +196,12 @@ def test_f38_a_killed_remote_actor_is_replaced_with_exact_counts(tmp_path, authe
         arguments = (*ENDLESS, "--num_actors", "2", "--ray.address", cluster.address, "--actor.log_period", "0.5")
         with Program(tmp_path, *arguments) as program:
             program.until_training(1_500, seconds=120)
+            program.until(lambda: "actor 0" in workers(cluster), 60, "actor 0 to start")
             first = workers(cluster)["actor 0"]
             first.kill()
             program.until(lambda: workers(cluster).get("actor 0", first) != first, 90, "actor 0 to be replaced")
-            assert f"actor 0 (pid {first.pid} on 127.0.0.1) died" in program.output
+            died = f"actor 0 (pid {first.pid} on 127.0.0.1) died"
+            program.until(lambda: died in program.output, 30, "the message")
             program.until_training(program.agent_steps() + 500, seconds=90)
             os.kill(program.process.pid, signal.SIGINT)
             assert program.until_ended(60) == 130, program.output
