@@ -38,6 +38,14 @@ def test_evaluation_changes_no_estimate():
     assert not torch.equal(layer.u, before)
 
 
+def test_a_target_network_changes_no_estimate_and_takes_a_shorter_one():
+    layer = make().requires_grad_(False)
+    before, weight = layer.u.clone(), layer.normalized_weight()
+    assert torch.equal(layer.u, before)
+    layer.u.mul_(0.5)
+    assert torch.allclose(layer.normalized_weight(), weight)
+
+
 def test_the_gradient_sees_the_singular_value():
     """The normalised weight does not change with the scale of the weight, so its gradient is orthogonal to it."""
     layer = make()
