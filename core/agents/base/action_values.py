@@ -198,7 +198,7 @@ class QLearning(ActionValueAgent):
         self._optimizer = Optimizer(self.model.parameters(), self.params)
         self._updates = UpdateCounter()
         self._update_target = TargetUpdater(self.params.target_update_period, self.params.target_update_tau)
-        # The lock is held while the target network computes or moves, because `precompute` runs in another thread.
+        # The lock is held while the target computes, moves or is saved, because `precompute` runs in another thread.
         self._target_lock, self._target_version = Lock(), 0
 
     @classmethod
@@ -283,6 +283,11 @@ class QLearning(ActionValueAgent):
     # checkpoint -------------------------------------------------------------------------------------------------------
     def checkpoint_parts(self) -> dict[str, Any]:
         return {"model": self.model, "target": self.target, "optimizer": self._optimizer, "updates": self._updates}
+
+    def state_dict(self) -> dict[str, Any]:
+        # While `precompute` runs the target in bfloat16, its layers hold rounded copies of their weights.
+        with self._target_lock:
+            return super().state_dict()
 
 
 def select_actions(output: Tensor, actions: Tensor) -> Tensor:

@@ -1,6 +1,9 @@
 """Updates with target outputs that another thread computed equal those that compute them at once, to the bit."""
 
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from threading import Event
+from time import sleep
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +16,7 @@ from core.agents.r2d2 import R2D2
 from core.agents.rainbow import Rainbow
 from core.learning.batch_source import Prefetcher
 from core.learning.precision import in_bf16
-from core.models.dqn import DQNMinAtar, RainbowMinAtar
+from core.models.dqn import DQNMinAtar, DQNResNet, RainbowMinAtar
 from core.models.iqn import IQNMinAtar
 from core.models.r2d2 import R2D2MinAtar
 from core.specs import ArraySpec, Discrete, EnvSpec
@@ -26,6 +29,7 @@ MUNCHAUSEN = {"munchausen_alpha": 0.9, "double_q": False}
 AGENTS = {
     "dqn": (DQN, DQNMinAtar, {"double_q": False}),
     "double dqn": (DQN, DQNMinAtar, {}),
+    "dqn with spectral norm": (DQN, DQNResNet, {}),
     "munchausen dqn": (DQN, DQNMinAtar, MUNCHAUSEN),
     "rainbow": (Rainbow, RainbowMinAtar, {}),
     "munchausen quantiles": (Rainbow, RainbowMinAtar, {**MUNCHAUSEN, "distribution": "quantile"}),
@@ -86,6 +90,30 @@ def test_outputs_of_an_older_target_are_not_used(name):
         plain.learn(batch)
         ahead.learn(with_older)
     assert not differences(ahead.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_what_is_precomputed_leaves_the_state_as_it_was(name):
+    agent = make_agent(name, "float32")
+    before = deepcopy(agent.state_dict())
+    agent.precompute(make_batch(agent, 0))
+    assert not differences(agent.state_dict(), before)
+
+
+def test_a_state_that_is_saved_while_a_target_computes_is_not_rounded():
+    agent = make_agent("dqn", "bf16")
+    before, computing = deepcopy(agent.state_dict()), Event()
+
+    def compute(layer, inputs):
+        computing.set()
+        sleep(0.1)
+
+    agent.target.torso[0].register_forward_pre_hook(compute)
+    with ThreadPoolExecutor(1) as thread:
+        ready = thread.submit(agent.precompute, make_batch(agent, 0))
+        assert computing.wait(10)
+        assert not differences(agent.state_dict(), before)
+        ready.result()
 
 
 def test_a_changed_output_changes_the_update():
