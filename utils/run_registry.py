@@ -180,8 +180,8 @@ def longest_name(signature: str) -> str:
 def save(options: Options, file_settings: Mapping[str, Any], environment: str | None = None) -> None:
     """Write run.json for later starts that continue or test this run.
 
-    The settings of a continued run whose own are lost are marked `unproven`, because --config may name another config
-    than the run's. A run that began from a model file keeps its `model_file` when it is continued.
+    A continued run keeps the content that the file had `before`, or None if that was lost, because its checkpoint may
+    not fit the new options. A run that began from a model file keeps its `model_file` when it is continued.
 
     Args:
         options: The options of this start.
@@ -189,7 +189,10 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
         environment: The environment's name for the game.
     """
     previous = read(options.log_folder) if options.resume is not None else None
-    unproven = {"unproven": True} if options.resume is not None and previous is None else {}
+    before: dict[str, Any] = {} if options.resume is None else {"before": None}
+    if previous is not None:
+        before["before"] = json.loads((options.log_folder / RUN_FILE).read_text())
+        before["before"].pop("before", None)  # of a part that was killed
     began_from = {"model_file": previous.options["model_file"]} if previous and "model_file" in previous.options else {}
     content = {
         "config": options.config,
@@ -197,7 +200,7 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
         "file": dict(file_settings),
         "exit_code": None,
         "environment": environment,
-        **unproven,
+        **before,
     }
     try:
         _write(options.log_folder, content)
@@ -224,7 +227,7 @@ def end(options: RunOptions, exit_code: int) -> None:
     - The modification time of run.json stays that of the start, by which runs are ordered.
     - If the disk is full, the exit code stays None.
     - A run that was refused before it wrote anything else leaves nothing.
-    - If the run was refused, `unproven` settings are removed.
+    - If the continuation of a run was refused, the file gets back what it had before, or is removed if that was lost.
     """
     file = options.log_folder / RUN_FILE
     with contextlib.suppress(OSError, ValueError):
@@ -237,9 +240,12 @@ def end(options: RunOptions, exit_code: int) -> None:
             file.parent.rmdir()
             return
         started, content = file.stat().st_mtime_ns, json.loads(file.read_text())
-        if content.pop("unproven", False) and exit_code in (BAD_CONFIGURATION, BAD_CHECKPOINT):
-            file.unlink()
-            return
+        before = content.pop("before", content)
+        if exit_code in (BAD_CONFIGURATION, BAD_CHECKPOINT):
+            if before is None:
+                file.unlink()
+                return
+            content = before
         _write(options.log_folder, {**content, "exit_code": exit_code})
         os.utime(file, ns=(started, started))
 

@@ -653,10 +653,17 @@ def test_options_that_cannot_change_are_refused_on_resume(words, refuse, run):
     assert f"cannot continue run {before.signature}" in told and words[0].removeprefix("--") in told
 
 
+def holding_replay(run):
+    """Return a run, the newest checkpoint of which holds the replay now."""
+    for step, name in ((100, "clock.pt"), (200, "memory.pt")):
+        checkpoint = run.checkpoint_folder / f"step_{step:012}"
+        checkpoint.mkdir()
+        (checkpoint / name).touch()
+    return run
+
+
 def test_the_size_of_a_stored_replay_cannot_change(refuse, read, run):
-    with_replay = run(
-        "--config", "dqn-cartpole", "--num_actors", "2", "--learner.checkpoint_replay", "--timestamp", "with"
-    )
+    with_replay = holding_replay(run("--config", "dqn-cartpole", "--num_actors", "2", "--timestamp", "with"))
     without = run("--config", "dqn-cartpole", "--num_actors", "2", "--timestamp", "without")
     assert "num_learners=2 cannot continue" in "\n".join(
         refuse("--resume", with_replay.signature, "--num_learners", "2")
@@ -666,10 +673,13 @@ def test_the_size_of_a_stored_replay_cannot_change(refuse, read, run):
         refuse("--resume", with_replay.signature, "--memory.capacity", "60000")
     )
     assert read("--resume", without.signature, "--memory.capacity", "60000").memory.capacity == 60_000
+    for setting, value in (("replay.frame_compression", "lz4"), ("replay.max_frame_bytes", "100000000")):
+        told = "\n".join(refuse("--resume", with_replay.signature, f"--{setting}", value))
+        assert f"{setting}=" in told and "cannot continue" in told
 
 
 def test_the_windows_of_a_stored_replay_cannot_change(refuse, read, run):
-    with_replay = run("--config", "r2d2-cartpole", "--learner.checkpoint_replay", "--timestamp", "with")
+    with_replay = holding_replay(run("--config", "r2d2-cartpole", "--timestamp", "with"))
     without = run("--config", "r2d2-cartpole", "--timestamp", "without")
     for setting, value in (("agent.burn_in", 3), ("agent.sequence_period", 9)):
         assert f"{setting}={value} cannot continue" in "\n".join(

@@ -1,4 +1,6 @@
-"""A run whose options were lost is resumed as of a config, which may be wrong."""
+"""A run that is resumed with options that do not fit it can still be resumed with those that do."""
+
+import dataclasses
 
 import pytest
 
@@ -35,3 +37,17 @@ def test_options_of_a_wrong_config_do_not_block_the_right_one(continued, monkeyp
     run_registry.save(right, {})  # resumed as of a known config
     run_registry.end(right, exit_code)
     assert run_registry.read(right.log_folder).exit_code == exit_code
+
+
+@pytest.mark.parametrize("exit_code", [2, 3])
+def test_a_refused_continuation_does_not_change_the_options(continued, exit_code):
+    run = continued("dqn-cartpole")
+    run_registry.end(run, 0)
+    other = dataclasses.replace(run, num_actors=2)
+    run_registry.save(run, {})  # a part that is killed
+    run_registry.save(other, {})
+    assert run_registry.read(run.log_folder).options["num_actors"] == 2
+    run_registry.end(other, exit_code)
+    saved = run_registry.read(run.log_folder)
+    assert (saved.options["num_actors"], saved.exit_code) == (1, exit_code)
+    assert "before" not in (run.log_folder / "run.json").read_text()

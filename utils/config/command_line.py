@@ -32,7 +32,7 @@ FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.optimi
 FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_actors", "num_envs_per_actor",
                      "actor.chunk_length", "agent.n_step", "agent.unroll_length", "agent.burn_in",
                      "agent.sequence_period", "memory.replay_parameters", "memory.on_full", "memory.num_batches",
-                     "memory.feature_dtype")
+                     "memory.feature_dtype", "replay.frame_compression", "replay.max_frame_bytes")
 # fmt: on
 OF_A_MODEL = tuple(name for name in rows.CHOICES if name != "memory_type")  # choices that decide which weights fit
 
@@ -345,7 +345,8 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
             f"{saved.signature} continues without seconds={before['seconds']!r}: seconds count from one start; give "
             "--seconds again to stop by time"
         )
-    fixed = FIXED + (FIXED_WITH_REPLAY if before.get("learner.checkpoint_replay") else ())
+    newest = max(options.checkpoint_folder.glob("step_*"), default=options.checkpoint_folder)
+    fixed = FIXED + (FIXED_WITH_REPLAY if (newest / "memory.pt").exists() else ())
     problems, run = [], saved.signature
     for name in different:
         if name in fixed or name.partition(".")[0] in fixed:
