@@ -306,7 +306,8 @@ def restore(
         raise
     except Exception as error:
         problem = (
-            f"checkpoint {context.resume_from} does not fit this run ({type(error).__name__}: {error}): start a new one"
+            f"checkpoint {context.resume_from} does not fit this run ({type(error).__name__}: {error}): "
+            "start a new one, or leave the options as they were"
         )
         raise CheckpointError(problem) from error
 

@@ -272,6 +272,15 @@ def test_samples_per_insert_is_exact(tmp_path):
     assert 0 <= owed < 16
 
 
+def test_a_replay_that_does_not_fit_leaves_the_run_as_it_was(tmp_path, alone, capfd):
+    words = ("--root", str(tmp_path), "--resume", "test_one", "--steps", "1600")
+    train(tmp_path, *RUNS["impact"], "--learner.checkpoint_replay", "true", "--timestamp", "one", "--steps", "1500")
+    assert main.main([*words, "--agent.batch_size", "100"]) == 3
+    assert "stored replay does not fit" in (told := capfd.readouterr().err)
+    assert "start a new one, or leave the options as they were" in told
+    assert main.main(words) == 0
+
+
 def test_a_new_run_can_start_from_weights_alone(tmp_path):
     first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
     weights, _ = model_file.load_weights(first.options.model_path)
