@@ -318,6 +318,10 @@ def test_non_finite_values_are_refused(refuse):
             ["learner.batches_per_sample=2", "memory_type=queue"],
         ),
         (
+            ["--config", "r2d2-cartpole", "--actor.chunk_length", "5"],
+            ["actor.chunk_length=5 does nothing with agent_type=r2d2", "one sequence's start to the next"],
+        ),
+        (
             ["--config", "ppo-cartpole", "--learner.batches_per_sample", "2"],
             ["learner.batches_per_sample=2", "memory_type=rollouts"],
         ),

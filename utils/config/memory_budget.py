@@ -13,6 +13,7 @@ from core.common.shared_arrays import next_multiple
 from core.common.system import available_bytes
 from core.device.torch_runtime import free_bytes
 from core.memories.unrolls.unroll_memory import UnrollMemory
+from core.runtime.options import ActorParams
 from core.specs import ArraySpec, EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW
 from core.trajectory.ring_buffer import Layout
@@ -109,6 +110,11 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
         return _beside_the_replay(options, spec)
     if found := options.memory_class.problems(options.memory, options.batch_size):
         return found
+    if (stride := agent.window.stride) and options.actor.chunk_length not in (stride, ActorParams().chunk_length):
+        return [
+            f"actor.chunk_length={options.actor.chunk_length} does nothing with agent_type={options.agent_type}, which "
+            f"publishes the {stride} steps of an unroll, or from one sequence's start to the next: leave it out"
+        ]
     return _ring(options, spec, agent) + _storage(options, spec, agent) + _limiter(options, agent.samples_per_window)
 
 
