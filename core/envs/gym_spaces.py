@@ -228,8 +228,18 @@ def _kind(space: Space) -> PartKind | None:
 
 
 def _joined_pictures(pictures: list[_Leaf], leaves: list[_Leaf]) -> ArraySpec:
-    """Return the shape of pictures that are joined plane by plane. Raises ValueError if their sizes differ."""
+    """Return the shape of pictures that are joined plane by plane.
+
+    Raises:
+        ValueError: Their sizes differ, or one has its planes before height and width.
+    """
     shapes = [tuple(leaf.space.shape or ()) for leaf in pictures]
+    for leaf, shape in zip(pictures, shapes):
+        if shape[0] in (1, 3, 4) and len(shape) == 3 and shape[0] < shape[1] == shape[2]:
+            raise ValueError(
+                f"{leaf.name} {list(shape)} of the observations has its planes first, and pictures are [H, W, planes]: "
+                "move them by a wrapper of env.wrappers, as one of your own"
+            )
     if len(pictures) == 1:
         return ArraySpec(shapes[0], "uint8")
     if len({shape[:2] for shape in shapes}) > 1:

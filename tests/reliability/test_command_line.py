@@ -657,6 +657,18 @@ def test_options_that_cannot_change_are_refused_on_resume(words, refuse, run):
     assert f"cannot continue run {before.signature}" in told and words[0].removeprefix("--") in told
 
 
+@pytest.mark.parametrize("words", [["--num_envs_per_actor", "8"], ["--num_actors", "2"]])
+def test_a_schedule_of_the_whole_run_fixes_the_updates_of_the_run(words, refuse, run):
+    before = run("--config", "ppo-cartpole")
+    (line,) = refuse("--resume", before.signature, *words)
+    assert f"{words[0][2:]}={words[1]} cannot continue run" in line and "agent.lr_schedule depends" in line
+
+
+def test_a_schedule_of_updates_does_not_fix_the_updates_of_the_run(read, run):
+    before = run("--config", "ppo-cartpole", "--agent.lr_schedule_updates", "1000")
+    assert read("--resume", before.signature, "--num_envs_per_actor", "8").num_envs_per_actor == 8
+
+
 def holding_replay(run):
     """Return a run, the newest checkpoint of which holds the replay now."""
     for step, name in ((100, "clock.pt"), (200, "memory.pt")):

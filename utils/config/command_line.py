@@ -33,6 +33,9 @@ FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_acto
                      "actor.chunk_length", "agent.n_step", "agent.unroll_length", "agent.burn_in",
                      "agent.sequence_period", "memory.replay_parameters", "memory.on_full", "memory.num_batches",
                      "memory.feature_dtype", "replay.frame_compression", "replay.max_frame_bytes")
+# Options that say how many updates a run makes, and so how long a schedule is that takes the whole run.
+FIXED_WITH_SCHEDULE = ("agent.batch_size", "agent.unroll_length", "num_actors", "num_envs_per_actor", "num_learners",
+                       "rate_limiter.samples_per_insert", "rate_limiter.min_replay_size")
 # fmt: on
 OF_A_MODEL = tuple(name for name in rows.CHOICES if name != "memory_type")  # choices that decide which weights fit
 
@@ -349,8 +352,11 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
     fixed = FIXED + (FIXED_WITH_REPLAY if (newest / "memory.pt").exists() else ())
     problems, run = [], saved.signature
     for name in different:
+        refusal = f"{name}={after[name]!r} cannot continue run {run}, which has {name}={before[name]!r}"
         if name in fixed or name.partition(".")[0] in fixed:
-            problems.append(f"{name}={after[name]!r} cannot continue run {run}, which has {name}={before[name]!r}")
+            problems.append(refusal)
+        elif name in FIXED_WITH_SCHEDULE and validation.has_schedule_of_run(options):
+            problems.append(f"{refusal}: the length of its agent.lr_schedule depends on that")
         else:
             print(f"{run} continues with {name}={after[name]!r} (was {before[name]!r})")
     return problems

@@ -218,6 +218,12 @@ def test_a_key_keeps_the_picture_alone(shown):
     np.testing.assert_array_equal(alone.reset(0).observation, [picture, picture])
 
 
+@pytest.mark.parametrize("shape", [(3, 84, 84), (1, 7, 7)])
+def test_pictures_with_their_planes_first_are_refused(shape):
+    with pytest.raises(ValueError, match=r"\[\d, \d+, \d+\] of the observations has its planes first"):
+        ObservationConverter(spaces.Box(0, 255, shape, np.uint8))
+
+
 def test_pictures_of_one_size_are_joined_and_others_refused(shown):
     grey, small = spaces.Box(0, 255, (3, 4), np.uint8), spaces.Box(0, 255, (2, 4, 3), np.uint8)
     eyes = spaces.Dict(left=PICTURE, right=grey)

@@ -87,6 +87,10 @@ def test_a_registered_memory_is_named_among_those_that_fit(refuse, registered):
         (("--ray.learner_placement", "pack"), "needs ray.address and ray.learner_placement=spread"),
         (("--learner.checkpoint_replay", "true"), "supervisor.elastic excludes learner.checkpoint_replay"),
         (("--engine", "local"), "supervisor.elastic=4 needs engine=ray"),
+        (
+            ("--agent.lr_schedule", "linear", "--agent.lr_schedule_updates", "none"),
+            "agent.lr_schedule=linear needs agent.lr_schedule_updates with supervisor.elastic",
+        ),
     ],
 )
 def test_options_that_exclude_an_elastic_run_are_refused(refuse, words, reason):
