@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import glob
 import itertools
 import json
 import os
@@ -55,12 +56,13 @@ def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix
         wanted: Dotted settings, among them `config` and `game`.
         environment: The environment's name for that game. If the run's name is known too, the names are compared
             instead of the games, so that the spelling does not matter.
-        suffix: "_checkpoints" or ".pth".
+        suffix: "_checkpoints/step_*" or ".pth".
 
     Raises:
         ConfigurationError: No such run (exit code 3). The message lists how the newest run of the config differs.
     """
-    candidates = [run for run in all_runs(root) if (Path(root) / "models" / f"{run.signature}{suffix}").exists()]
+    models = Path(root) / "models"
+    candidates = [run for run in all_runs(root) if any(models.glob(f"{glob.escape(run.signature)}{suffix}"))]
     for run in candidates:
         if not _differences(run, wanted, environment):
             return run

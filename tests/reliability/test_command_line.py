@@ -618,7 +618,7 @@ def run(root, read):
 
         chosen = run_registry.claim(read(*words))
         run_registry.save(chosen, settings_on_file(find_row(chosen.config)), validation.environment_spec(chosen).name)
-        chosen.checkpoint_folder.mkdir()
+        (chosen.checkpoint_folder / "step_000000000007").mkdir(parents=True)
         chosen.model_path.touch()
         return chosen
 
@@ -753,6 +753,12 @@ def test_newest_is_the_newest_run_of_the_config(read, run):
     assert read("--config", "dqn-cartpole", "--resume", "newest").signature == second.signature
     assert read("--config", "dqn-cartpole", "--mode", "2").model_path == second.model_path
     assert read("--config", "dqn-cartpole", "--mode", "2", "--timestamp", "1").model_path == first.model_path
+
+
+def test_newest_is_a_run_that_has_a_checkpoint(read, run):
+    first, second = run("--config", "dqn-cartpole"), run("--config", "dqn-cartpole")
+    (second.checkpoint_folder / "step_000000000007").rmdir()
+    assert read("--config", "dqn-cartpole", "--resume", "newest").signature == first.signature
 
 
 def test_newest_matches_the_given_game_agent_and_model(read, run, refuse, capsys):

@@ -247,7 +247,7 @@ def _saved_run(start: Options, row: Row, words: Words) -> tuple[SavedRun | None,
     """Return the run to continue or to test, or why there is none; (None, None) if no saved run is asked for."""
     if start.mode == 1:
         asked = start.resume and run_registry.signature_of(start.resume)
-        sections, suffix = ["env", "model"], "_checkpoints"
+        sections, suffix = ["env", "model"], "_checkpoints/step_*"
     else:
         asked = None if start.model_file is not None else "newest" if start.timestamp is None else start.signature
         sections, suffix = ["model"], ".pth"
