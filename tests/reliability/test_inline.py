@@ -274,7 +274,8 @@ def test_samples_per_insert_is_exact(tmp_path):
 
 def test_a_replay_that_does_not_fit_leaves_the_run_as_it_was(tmp_path, alone, capfd):
     words = ("--root", str(tmp_path), "--resume", "test_one", "--steps", "1600")
-    train(tmp_path, *RUNS["impact"], "--learner.checkpoint_replay", "true", "--timestamp", "one", "--steps", "1500")
+    stored = ("--learner.checkpoint_replay", "true", "--agent.lr_schedule", "constant")
+    train(tmp_path, *RUNS["impact"], *stored, "--timestamp", "one", "--steps", "1500")
     assert main.main([*words, "--agent.batch_size", "100"]) == 3
     assert "stored replay does not fit" in (told := capfd.readouterr().err)
     assert "start a new one, or leave the options as they were" in told
