@@ -166,8 +166,8 @@ class Optimizer:
 
     @property
     def rate(self) -> Tensor:
-        """Return the learning rate as a metric; for planned steps that of the current one, on the device."""
-        return torch.tensor(self.lr) if self._planned is None else self._planned_lr
+        """Return the learning rate of the last step as a metric, on the device if steps are planned."""
+        return torch.tensor(self._lr_of(self._steps - 1)) if self._planned is None else self._planned_lr
 
     def _lr_of(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0, which is taken in the last update of its period."""

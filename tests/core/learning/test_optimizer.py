@@ -63,6 +63,18 @@ def test_a_restored_schedule_is_at_the_update_it_was_at(before, after, periods):
     assert old.lr == learning_rate(params, updates + periods[0] - 1)
 
 
+@pytest.mark.parametrize("steps_per_update", [1, 2])
+def test_the_reported_rate_is_that_of_the_step_that_was_taken(steps_per_update):
+    params = OptimizerParams(lr_schedule="linear", lr_schedule_updates=8)
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = Optimizer([parameter], params, steps_per_update=steps_per_update)
+    for step in range(8):
+        optimizer.step(parameter.sum())
+        taken = optimizer.state_dict()["optimizer"]["param_groups"][0]["lr"]
+        expected = learning_rate(params, step // steps_per_update)
+        assert optimizer.rate.item() == pytest.approx(taken) == pytest.approx(expected)
+
+
 def test_steps_do_not_import_the_compiler():
     """Its import takes a second, for which actors and the first update would wait."""
     script = (
