@@ -2,11 +2,12 @@
 
 - Names begin with their namespace: global/ actor/ learner/ evaluator/.
 - The ring of a process that died stays readable.
+- A process announces the records that it is about to write, so that the logger leaves out those that may be torn.
 - A logger that falls behind loses the oldest records and learns how many.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from core.specs import ArraySpec
 
 NAME_BYTES = 64
 CACHE_LINE = 8  # int64 values
+WRITTEN, ANNOUNCED = 0, 1  # counters of a process, both in its cache line
 EVALUATOR = "evaluator/"  # prefix of records that are aggregated over an evaluation's episodes already
 
 
@@ -37,7 +39,7 @@ class LogRings:
         self._capacity, self._epoch_offset = capacity, time.time() - time.monotonic()
         dtypes = {"name": f"S{NAME_BYTES}", "value": "float64", "step": "int64", "time": "float64"}
         counters = {
-            "written": ArraySpec((num_processes, CACHE_LINE), "int64"),
+            "counters": ArraySpec((num_processes, CACHE_LINE), "int64"),
             # Shared, so that a restarted logger continues where the last one was.
             "read": ArraySpec((num_processes,), "int64"),
         }
@@ -54,19 +56,19 @@ class LogRings:
     def write(self, process_ind: int, values: Mapping[str, float], step: int) -> None:
         """Report values now. Only process_ind itself may call this."""
         now = self.now()
-        self.append(process_ind, (Record(name, value, step, now) for name, value in values.items()))
+        self.append(process_ind, [Record(name, value, step, now) for name, value in values.items()])
 
-    def append(self, process_ind: int, records: Iterable[Record]) -> None:
+    def append(self, process_ind: int, records: Sequence[Record]) -> None:
         """Append records to the ring of a process. Only the ring's one writer may call this."""
-        arrays = self._arrays
-        written = int(arrays["written"][process_ind, 0])
-        for record in records:
-            slot = written % self._capacity
-            written += 1
+        arrays, counters = self._arrays, self._arrays["counters"][process_ind]
+        written = int(counters[WRITTEN])
+        counters[ANNOUNCED] = written + len(records)
+        for number, record in enumerate(records, written):
+            slot = number % self._capacity
             arrays["name"][process_ind, slot] = record.name.encode()
             arrays["value"][process_ind, slot], arrays["step"][process_ind, slot] = record.value, record.step
             arrays["time"][process_ind, slot] = record.time
-        arrays["written"][process_ind, 0] = written
+        counters[WRITTEN] = written + len(records)
 
     def drain(self) -> tuple[list[Record], int]:
         """Return new records, ordered by process, and how many were overwritten unread. Only the logger calls this."""
@@ -75,10 +77,13 @@ class LogRings:
 
     def drain_process(self, process_ind: int) -> tuple[list[Record], int]:
         """Return the new records of one process, and how many were overwritten unread."""
-        read, written = self._arrays["read"], int(self._arrays["written"][process_ind, 0])
-        oldest = max(int(read[process_ind]), written - self._capacity)
-        dropped = oldest - int(read[process_ind])
-        read[process_ind] = written
+        read, counters = self._arrays["read"], self._arrays["counters"][process_ind]
+        first, written = int(read[process_ind]), int(counters[WRITTEN])
+        oldest = max(first, written - self._capacity)
         slots = np.arange(oldest, written) % self._capacity
         columns = (self._arrays[name][process_ind, slots].tolist() for name in Record._fields)
-        return [Record(name.decode(errors="replace"), *numbers) for name, *numbers in zip(*columns)], dropped
+        records = [Record(name.decode(errors="replace"), *numbers) for name, *numbers in zip(*columns)]
+        # The process may have overwritten the oldest ones while they were read.
+        intact = min(max(int(counters[ANNOUNCED]) - self._capacity, oldest), written)
+        read[process_ind] = written
+        return records[intact - oldest :], intact - first

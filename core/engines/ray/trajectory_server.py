@@ -60,7 +60,7 @@ def accept(context: Context, report: NodeReport) -> None:
         context.run_state.set_process_state(process_ind, state)
     now = context.logs.now()
     for process_ind, records in report.records.items():
-        context.logs.append(process_ind, (record._replace(time=now - record.time) for record in records))
+        context.logs.append(process_ind, [record._replace(time=now - record.time) for record in records])
 
 
 class Sender:
