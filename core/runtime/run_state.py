@@ -23,8 +23,15 @@ Result = TypeVar("Result")
 CACHE_LINE = 8  # int64 values
 REPLAY_COUNTS = ("inserted", "sampled")
 COUNTS = ("agent_steps", "episodes", "updates", *REPLAY_COUNTS)
-FLAGS = ("stop", "checkpoints_requested", "checkpoints_written", "logger_may_end", "restarts", "lost_learner")
-FINISHED, INTERRUPTED = 1, 2  # values of "stop"
+FLAGS = (
+    "stopped",
+    "interrupted",
+    "checkpoints_requested",
+    "checkpoints_written",
+    "logger_may_end",
+    "restarts",
+    "lost_learner",
+)
 # Columns of a process: monotonic seconds, 1 + environment in foreign code, 0 or 1, processes that the row has had.
 HEARTBEAT, ACTIVE_ENV, WRITE_FAILED, STARTS = 0, 1, 2, 3
 
@@ -250,12 +257,12 @@ class RunState:
 
     @property
     def stopped(self) -> bool:
-        return self._flag("stop") != 0
+        return self._flag("stopped") != 0
 
     @property
     def interrupted(self) -> bool:
         """Return True if processes must save and exit at once. A finished run still plays its last evaluation."""
-        return self._flag("stop") == INTERRUPTED
+        return self._flag("interrupted") != 0
 
     def until_interrupted(self, work: Generator[bool, None, Result]) -> Generator[bool, None, Result | None]:
         """Yield what `work` yields, and return its result, or None if the run is interrupted before."""
@@ -267,7 +274,10 @@ class RunState:
         return None
 
     def stop(self, interrupt: bool = False) -> None:
-        self._set_flag("stop", INTERRUPTED if interrupt or self.interrupted else FINISHED)
+        """End the run. Nothing takes an interrupt back, because a signal may come within this call."""
+        if interrupt:
+            self._set_flag("interrupted", 1)
+        self._set_flag("stopped", 1)
 
     @property
     def logger_may_end(self) -> bool:

@@ -25,3 +25,16 @@ def test_a_spawned_process_shares_counters_and_the_stop_flag():
     process.start()
     process.join()
     assert counters.agent_steps == 7 and run_state.stopped
+
+
+def test_an_interrupt_that_comes_while_the_run_stops_counts(monkeypatch):
+    run_state, write = RunState(1), RunState._set_flag
+
+    def write_late(run_state, name, value):
+        monkeypatch.undo()
+        run_state.stop(interrupt=True)  # as the handler of a signal does
+        write(run_state, name, value)
+
+    monkeypatch.setattr(RunState, "_set_flag", write_late)
+    run_state.stop()
+    assert run_state.stopped and run_state.interrupted
