@@ -128,13 +128,21 @@ class LearnerHost(TrajectoryServer):
         return dataclasses.replace(context, options=options, resume_from=resume_from, send_home=send)
 
     async def mirror(self) -> None:
-        """Exchange with home until this process ends. End it if home is silent for `ray.learner_timeout`."""
-        limit, last_answer = self._context.options.ray.learner_timeout, time.monotonic()
+        """Exchange with home until this process ends. End it if home is silent for `ray.learner_timeout`.
+
+        Ray restarts the server at home, so every error is tried again. One that home itself raised is logged once.
+        """
+        limit, last_answer, logged = self._context.options.ray.learner_timeout, time.monotonic(), False
         while True:
             try:
                 await asyncio.wait_for(self.exchange_with_home(), limit)
                 last_answer = time.monotonic()
-            except (ray.exceptions.RayError, TimeoutError):  # Ray restarts the server at home
+            except (ray.exceptions.RayError, TimeoutError) as error:
+                if isinstance(error, ray.exceptions.RayTaskError) and not logged:
+                    logged = True
+                    log_to_stderr(
+                        f"home refuses the reports of learner {self._learner}'s node, which tries on: {error}"
+                    )
                 if limit is not None and time.monotonic() - last_answer >= limit:
                     log_to_stderr(f"learner {self._learner}'s node ends: home was silent for {limit:g} s")
                     os._exit(TRAINING_FAILED)

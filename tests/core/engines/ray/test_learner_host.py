@@ -259,24 +259,37 @@ def test_a_node_without_the_runs_folder_has_one_of_its_own(home, server, tmp_pat
     assert not os.path.exists(context.options.root)
 
 
-def test_a_silent_home_ends_a_node(home, tmp_path, monkeypatch):
-    class Silent:
-        exchange = SimpleNamespace(remote=lambda report: asyncio.sleep(60))
+class Ended(Exception):
+    pass
 
-    class Ended(Exception):
-        pass
+
+def mirror_until_ended(tmp_path, monkeypatch, exchange) -> None:
+    """Run a host whose calls to home are those of `exchange` until the host ends itself."""
 
     def end(code):
         raise Ended(code)
 
     options = read_options(["--root", str(tmp_path), "--timestamp", "two", *WORDS, "--ray.learner_timeout", "0.3"])
     context = create_context(options)[0]
-    host = LearnerHost(1, plan_of(context, tmp_path), Silent())
+    home = SimpleNamespace(exchange=SimpleNamespace(remote=exchange))
+    host = LearnerHost(1, plan_of(context, tmp_path), home)
     host._context = host._make_context()
     host._mirror = Mirror(host._context, 1)
     monkeypatch.setattr("core.engines.ray.learner_host.os._exit", end)
     with pytest.raises(Ended, match=r"^4$"):
         asyncio.run(asyncio.wait_for(host.mirror(), 20))
+
+
+def test_a_silent_home_ends_a_node(tmp_path, monkeypatch):
+    mirror_until_ended(tmp_path, monkeypatch, lambda report: asyncio.sleep(60))
+
+
+def test_an_error_of_home_is_logged_once(tmp_path, monkeypatch, capsys):
+    async def fail(report):
+        raise ray.exceptions.RayTaskError("exchange", "KeyError: 7, with its traceback", KeyError(7))
+
+    mirror_until_ended(tmp_path, monkeypatch, fail)
+    assert capsys.readouterr().err.count("KeyError: 7") == 1
 
 
 def test_a_node_without_memory_refuses_the_run_with_its_reason(monkeypatch):
