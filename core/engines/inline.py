@@ -114,15 +114,12 @@ class InlineEngine:
             return False
         torch.set_rng_state(self._random_states[key])
         try:
-            return next(self._generators[key])
-        except StopIteration:
-            del self._generators[key]
-            return False
-        except Exception:
-            del self._generators[key]
-            raise
+            worked = next(self._generators[key], None)  # None after its end, and after an error
         finally:
             self._random_states[key] = torch.get_rng_state()
+        if worked is None:
+            del self._generators[key]
+        return bool(worked)
 
     def _exhaust(self, role: str) -> None:
         """Run single-processes of this role until all of them are idle or have ended."""

@@ -56,11 +56,10 @@ class ProcessSlot:
     process_ind: int  # number of its heartbeat and log buffer
     process: ProcessHandle | None = None  # None before the first start, after an exit, and until the next start
     started: float = 0.0  # monotonic seconds
-    restarts: int = 0  # within the last restart_window
     failed_attempts: int = 0  # to start the process, in a row
     next_attempt: float | None = None  # monotonic seconds; None if the process need not be tried again
     failed_at_start: bool = False  # its first process reported an error before its first heartbeat
-    failures: list[float] = field(default_factory=list)  # monotonic seconds of those in the last restart_window
+    restarts: list[float] = field(default_factory=list)  # monotonic seconds of those in the last restart_window
 
     def __str__(self) -> str:
         return f"{self.role} {self.index}"
@@ -70,23 +69,13 @@ class ProcessSlot:
         """A run cannot go on without this process, because a successor would lack its state."""
         return self.role in ("learner", "tester")
 
-    def count_failure(self, window: float) -> None:
-        """Count a failure now. `restarts` then is the number of restarts within the last `window` seconds."""
-        now = time.monotonic()
-        self.failures = [failure for failure in self.failures if now - failure < window] + [now]
-        self.restarts = len(self.failures) - 1
-
 
 class Supervisor:
     """Run all processes of a context to the end."""
 
     def __init__(self, context: Context, launcher: Launcher):
-        self._context, self._launcher, self._options, self._run_state = (
-            context,
-            launcher,
-            context.options,
-            context.run_state,
-        )
+        self._context, self._launcher = context, launcher
+        self._options, self._run_state = context.options, context.run_state
         self._slots = [ProcessSlot(role, index, process_ind) for process_ind, (role, index) in enumerate(context.roles)]
         self._signals: list[int] = []
         self._shown_errors: set[str] = set()
@@ -174,7 +163,7 @@ class Supervisor:
         else:
             slot.started, slot.failed_attempts = time.monotonic(), 0
             if slot.restarts:
-                self._log(f"{slot} restarted ({slot.restarts} of {self._options.supervisor.max_restarts})")
+                self._log(f"{slot} restarted ({len(slot.restarts)} of {self._options.supervisor.max_restarts})")
 
     def _check_processes(self) -> None:
         """Handle processes that ended or hang, and start those whose next attempt is due."""
@@ -222,18 +211,19 @@ class Supervisor:
         params, started = self._options.supervisor, self._run_state.has_started
         slot.failed_at_start |= status.error is not None and not slot.restarts and not started(slot.process_ind)
         self._note_failure(slot, f"{slot} (pid {process.pid})", status, hang_reason)
-        slot.count_failure(params.restart_window)
+        now = time.monotonic()
+        slot.restarts = [restart for restart in slot.restarts if now - restart < params.restart_window]
         siblings = [other for other in self._slots if other.role == slot.role]
         if slot.ends_run or all(other.failed_at_start and not started(other.process_ind) for other in siblings):
             self._give_up(status.run_exit_code)
-        elif slot.restarts >= params.max_restarts:
+        elif len(slot.restarts) >= params.max_restarts:
             self._log(
-                f"{slot} was restarted {slot.restarts} times within {params.restart_window:g} s "
+                f"{slot} was restarted {len(slot.restarts)} times within {params.restart_window:g} s "
                 "(supervisor.restart_window), which is supervisor.max_restarts; the run ends"
             )
             self._give_up(TRAINING_FAILED)
         else:
-            slot.restarts += 1
+            slot.restarts.append(now)
             self._run_state.count_restart()
             self._start(slot)
 
@@ -271,7 +261,7 @@ class Supervisor:
 
         If `timeout`, in seconds, is None, the time is `finish_timeout`, or `stop_timeout` from an interrupt on.
         """
-        params, begin, was_interrupted = self._options.supervisor, time.monotonic(), self._run_state.interrupted
+        begin, was_interrupted = time.monotonic(), self._run_state.interrupted
         for slot, process in self._alive(slots):
             if not process.has_process():  # it would otherwise start now
                 process.kill()
@@ -279,12 +269,8 @@ class Supervisor:
         while waiting := self._alive(slots):
             if timeout is None and self._run_state.interrupted and not was_interrupted:
                 was_interrupted, begin = True, time.monotonic()  # an interrupt leaves all of stop_timeout
-            with_learner = any(slot.role == "learner" for slot, _ in waiting)
-            stop_timeout = params.stop_timeout * (
-                CHECKPOINT_FACTOR if with_learner and self._options.learner.checkpoint_replay else 1
-            )
-            limit = timeout or (stop_timeout if self._run_state.interrupted else params.finish_timeout)
-            if (elapsed := time.monotonic() - begin) > limit or len(self._signals) > 1:
+            elapsed, with_learner = time.monotonic() - begin, any(slot.role == "learner" for slot, _ in waiting)
+            if elapsed > (timeout or self._time_to_end(with_learner)) or len(self._signals) > 1:
                 names = ", ".join(str(slot) for slot, _ in waiting)
                 self._log(f"{names} did not end within {elapsed:.0f} s: killed")
                 self._kill(waiting)
@@ -293,13 +279,19 @@ class Supervisor:
                 return
             self._wait(waiting)
             for slot, process in waiting:
-                if (status := process.poll()) is None:
-                    continue
-                slot.process = None
-                if not status.done:
-                    self._note_failure(slot, str(slot), status)
-                    if slot.ends_run:
-                        self._give_up(status.run_exit_code)
+                if (status := process.poll()) is not None:
+                    slot.process = None
+                    if not status.done:
+                        self._note_failure(slot, str(slot), status)
+                        if slot.ends_run:
+                            self._give_up(status.run_exit_code)
+
+    def _time_to_end(self, with_learner: bool) -> float:
+        """Return the seconds that processes of a run that ends may take. A learner may have a large replay to save."""
+        if not self._run_state.interrupted:
+            return self._options.supervisor.finish_timeout
+        saves_replay = with_learner and self._options.learner.checkpoint_replay
+        return self._options.supervisor.stop_timeout * (CHECKPOINT_FACTOR if saves_replay else 1)
 
     # helpers ----------------------------------------------------------------------------------------------------------
     def _alive(self, slots: Sequence[ProcessSlot] | None = None) -> list[tuple[ProcessSlot, ProcessHandle]]:

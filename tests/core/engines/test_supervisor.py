@@ -8,7 +8,7 @@ import pytest
 
 from core.engines import supervisor
 from core.engines.launcher import ExitStatus, ReportedError
-from core.engines.supervisor import ProcessSlot, Supervisor
+from core.engines.supervisor import Supervisor
 from core.runtime import run_state as run_state_module
 from core.runtime.options import SupervisorParams
 from core.runtime.run_state import RunState
@@ -153,13 +153,20 @@ def test_a_resumed_run_that_is_done_stops_before_its_processes_start(monkeypatch
 
 
 def test_failures_of_longer_ago_than_the_window_are_no_restarts(monkeypatch):
-    seconds, slot = [0.0], ProcessSlot("actor", 0, 0)
-    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
-    found = []
-    for seconds[0] in (0.0, 4.0, 8.0, 11.0, 30.0):
-        slot.count_failure(10.0)
-        found.append(slot.restarts)
-    assert found == [0, 1, 2, 2, 0]
+    params = dataclasses.replace(PARAMS, restart_window=10.0)
+    run = Run(monkeypatch, ("actor", 0), ("learner", 0), supervisor=params)
+
+    def script(seconds):
+        run.run_state.heartbeat(0), run.run_state.heartbeat(1)
+        if seconds in (1.0, 5.0, 12.0, 16.0, 30.0):
+            run.newest("actor 0").status = KILLED
+        if seconds == 31.0:
+            run.end_all()
+
+    run.script = script
+    assert run.supervisor.run() == 0
+    restarted = [line.partition("restarted ")[2] for line in run.said("restarted")]
+    assert restarted == [f"({count} of 2)" for count in (1, 2, 2, 2, 1)]
 
 
 def test_an_actor_is_replaced_until_it_failed_too_often(monkeypatch):
