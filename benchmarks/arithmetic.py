@@ -112,7 +112,7 @@ def make_update(
     if compiled:
 
         def compiled_work(work: Callable[[], None], cycle: int) -> CompiledCallable:
-            return CompiledCallable(work, ROOT / ".cache" / "compiled", cycle)
+            return CompiledCallable(work, cycle, ROOT / ".cache" / "compiled")
 
         updates = GraphedUpdate(agent, StagedBatches(agent, agent.device), capture=False, compiled=compiled_work)
     if by_onednn is None:

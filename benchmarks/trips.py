@@ -21,7 +21,7 @@ from types import FrameType
 WARM_UP = 300  # slices of the learner
 # The functions that begin each trip, as file and name; some names are those of earlier versions.
 TRIPS: dict[str, set[tuple[str, str]]] = {
-    "transition": {("actor.py", "_play"), ("learner.py", "_learn")},
+    "transition": {("actor.py", "_play"), ("learner.py", "_learn"), ("learner.py", "learn")},
     "arguments through read_options": {("command_line.py", "read_options")},
     "options through create_context": {("launch.py", "create_context"), ("run.py", "prepare")},
     "context through learner": {("learner.py", "learner")},
@@ -55,7 +55,7 @@ class Trace:
         while caller is not None:
             callers.append((os.path.basename(caller.f_code.co_filename), caller.f_code.co_name))
             caller = caller.f_back
-        self.slices += callers[0] == ("learner.py", "_learn")
+        self.slices += callers[0] in (("learner.py", "_learn"), ("learner.py", "learn"))
         for trip, begins in TRIPS.items():
             steady = self.slices > WARM_UP and REPORTS.isdisjoint(name for _, name in callers)
             if not begins.isdisjoint(callers) and (trip != "transition" or steady):

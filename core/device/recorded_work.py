@@ -134,13 +134,13 @@ class CompiledCallable:
 
     Args:
         work: The work, which returns nothing: results are written in place.
-        cache: Folder of the compiler's files, from which later runs take what they need.
         cycle: Calls after which the operations repeat.
+        cache: Folder of the compiler's files, from which later runs take what they need.
         in_background: Calls stay eager while the compiler works in a thread. When it ends, it sets torch's global
             generator back to where it began. If false, the recorded call waits for it, so that nothing is drawn twice.
     """
 
-    def __init__(self, work: Callable[[], None], cache: Path, cycle: int = 1, in_background: bool = False):
+    def __init__(self, work: Callable[[], None], cycle: int, cache: Path, in_background: bool = False):
         self._work, self._cache, self._cycle, self._in_background = work, cache, cycle, in_background
         self._pieces: dict[int, Future[Callable[[], None]]] = {}
         self._calls = 0

@@ -120,6 +120,10 @@ class EagerUpdates:
         """Return the agent steps that a call with this batch learned from."""
         return self._agent.count_samples(batch)
 
+    def take_overcount(self) -> int:
+        """Return 0: `samples` counts no sample too many."""
+        return 0
+
     def statistics(self) -> dict[str, float]:
         """Return mean metrics; with microbatches also `batch_size`, the windows of one gradient."""
         size = {} if self._microbatcher is None else {"batch_size": float(self._microbatcher.size)}
@@ -181,6 +185,9 @@ class StagedBatches:
     def num_samples(self, batch: Batch) -> int:
         return self._agent.count_samples(batch)
 
+    def take_overcount(self) -> int:
+        return 0
+
 
 class DeviceReplayBatches:
     """Sample each batch from a replay on the device and write its priorities there, for `count` updates a call."""
@@ -215,13 +222,19 @@ class DeviceReplayBatches:
         Their number is read from the device once in IDLE_READ_PERIOD calls, because reading waits for the device.
         """
         self._calls += 1
-        if self._has_idle_steps and self._calls % IDLE_READ_PERIOD == 0:
-            self._overcounted += int(self._idle_steps)
-            self._idle_steps.zero_()
+        if self._has_idle_steps and self._calls == IDLE_READ_PERIOD:
+            self._overcounted = self.take_overcount()
         steps = self.count * self._batch_size * self._agent.samples_per_window
         excess = min(self._overcounted, steps)
         self._overcounted -= excess
         return steps - excess
+
+    def take_overcount(self) -> int:
+        """Return by how much `num_samples` was too high in all calls so far. Later calls subtract no more of it."""
+        overcount = self._overcounted + int(self._idle_steps)
+        self._calls = self._overcounted = 0
+        self._idle_steps.zero_()
+        return overcount
 
 
 class GraphedUpdate:
@@ -282,6 +295,10 @@ class GraphedUpdate:
 
     def samples(self, batch: Any) -> int:
         return self._batches.num_samples(batch)
+
+    def take_overcount(self) -> int:
+        """Return by how much `samples` was too high in all calls so far. Later calls subtract no more of it."""
+        return self._batches.take_overcount()
 
     def statistics(self) -> dict[str, float]:
         """Return the mean metrics of the updates since the last call."""

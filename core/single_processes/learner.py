@@ -7,9 +7,10 @@ its memory. The files of the other learners are named by their index.
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from core.types import Batch, Window, batch_size
 
 # With learner.compile auto, compiling, which takes up to a minute, is for runs of this many compiled calls and more.
 MIN_COMPILED_CALLS = 100_000
+Result = TypeVar("Result")
 LOSS_TIMEOUT = 10.0  # seconds until a learner on another node must know which learner was lost
 
 
@@ -55,16 +57,16 @@ def learner(context: Context, index: int) -> Iterator[bool]:
             memory = memory.device_class(memory, torch.device(context.device_of(index)))  # follows the shared one
         version, ready_batches = yield from restore(context, agent, memory, group)
         batches, updates = _make_updates(context, agent, memory, index, ready_batches)
-        with closing(batches):
+        with closing(batches), closing(Profile(context, "learner", index, context.device_of(index))) as profile:
+            learning = _Learner(context, group, agent, memory, batches, updates, profile)
             try:
                 yield from group.gather([])  # all have restored their replays, so actors may begin
                 if context.publishes(index):
                     context.parameters.publish(agent.model, version)
-                with closing(Profile(context, "learner", index, context.device_of(index))) as profile:
-                    yield from _learn(context, agent, memory, batches, updates, group, profile)
-                yield from save(context, agent, memory, batches, group)
+                yield from learning.learn()
+                yield from learning.save(group)
             except PeerLostError:
-                yield from save_alone(context, agent, memory, batches)
+                yield from learning.save_alone()
                 raise
 
 
@@ -78,52 +80,59 @@ def _heartbeat(run_state: RunState, process_ind: int) -> None:
         raise PeerLostError(f"learner {lost} was lost")
 
 
-def _learn(
-    context: Context,
-    agent: Agent,
-    memory: Memory | DeviceMemory,
-    batches: BatchSource,
-    updates: Updates,
-    group: LearnerGroup,
-    profile: Profile,
-) -> Generator[bool, None, None]:
-    """Update until the run ends."""
-    params, run_state, is_first = context.options.learner, context.run_state, group.index == 0
-    publishes, shared_memory = context.publishes(group.index), context.memories[group.index]
-    # Samples of all learners' next updates.
-    samples = group.size * updates.count * context.options.batch_size * agent.samples_per_window
-    checker = SyncChecker(agent, context.counters.updates, params.sync_check_period if group.size > 1 else 0)
-    reported_at, reported_updates, batch = time.monotonic(), checker.updates, None
+@dataclass(eq=False)
+class _Learner:
+    """What a learner learns with: its agent, its memory, the source of its batches, and what updates on them."""
 
-    def report() -> None:
-        nonlocal reported_at, reported_updates
-        reported_at, reported_updates = time.monotonic(), checker.updates
-        values = {**updates.statistics(), **batches.statistics(), **batches.call(memory.statistics)}
-        context.report("learner", 0, values)
+    context: Context
+    group: LearnerGroup
+    agent: Agent
+    memory: Memory | DeviceMemory
+    batches: BatchSource
+    updates: Updates
+    profile: Profile
 
-    while True:
-        profile.mark("wait")
-        stopped, checkpoint_due = run_state.stopped, run_state.checkpoint_due
-        if batch is None and not (stopped or checkpoint_due):
-            batch = batches.get(timeout=0.1) if context.rate_limiter.can_sample(samples) else None
-            if batch is None:
-                yield False
-                continue
-            profile.mark("wait" if batches.starved else "sample")
-        own_status = LearnerStatus(stopped, checkpoint_due, batch is not None, *checker.local_status())
-        status = checker.merge_statuses((yield from group.gather(own_status)))
-        if batch is not None and (status.stopped or status.checkpoint_due):
-            batches.put_back(batch)  # so that a checkpoint has it
-            batch = None
-        if status.stopped:
-            if is_first and checker.updates > reported_updates:
-                report()
-            return
-        if status.checkpoint_due:
-            yield from save(context, agent, memory, batches, group)
-            profile.mark("checkpoint")
-        if batch is None or not status.has_batch:
-            continue
+    def __post_init__(self) -> None:
+        self.params, updates = self.context.options.learner, self.context.counters.updates
+        self.checker = SyncChecker(self.agent, updates, self.params.sync_check_period if self.group.size > 1 else 0)
+        self.reported_at, self.reported_updates = time.monotonic(), updates
+
+    def learn(self) -> Generator[bool, None, None]:
+        """Update until the run ends."""
+        context, run_state, group, checker = self.context, self.context.run_state, self.group, self.checker
+        batches, profile, batch = self.batches, self.profile, None
+        windows = group.size * self.updates.count * context.options.batch_size  # of all learners' next updates
+        while True:
+            profile.mark("wait")
+            stopped, checkpoint_due = run_state.stopped, run_state.checkpoint_due
+            if batch is None and not (stopped or checkpoint_due):
+                may_sample = context.rate_limiter.can_sample(windows * self.agent.samples_per_window)
+                batch = batches.get(timeout=0.1) if may_sample else None
+                if batch is None:
+                    yield False
+                    continue
+                profile.mark("wait" if batches.starved else "sample")
+            own_status = LearnerStatus(stopped, checkpoint_due, batch is not None, *checker.local_status())
+            status = checker.merge_statuses((yield from group.gather(own_status)))
+            if batch is not None and (status.stopped or status.checkpoint_due):
+                batches.put_back(batch)  # so that a checkpoint has it
+                batch = None
+            if status.stopped:
+                if group.index == 0 and checker.updates > self.reported_updates:
+                    self.report()
+                return
+            if status.checkpoint_due:
+                yield from self.save(group)
+                profile.mark("checkpoint")
+            elif status.has_batch:
+                yield from self.update(batch)
+                batch = None
+                yield True
+
+    def update(self, batch: Any) -> Generator[bool, None, None]:
+        """Update the agent on a batch. Tell the memory, the counters, the actors and the logger of it."""
+        context, params, group, profile = self.context, self.params, self.group, self.profile
+        batches, updates, checker = self.batches, self.updates, self.checker
         profile.mark("wait")
         output = group.run(partial(updates, batch))
         profile.mark("update")
@@ -133,11 +142,11 @@ def _learn(
                 batches.update_priorities(batch.keys, priorities)
             profile.mark("priorities")
         context.counters.count_update(group.index, updates.samples(batch), updates.count)
-        batch = None
         checker.updates += updates.count
-        if publishes and checker.updates % params.publish_period < updates.count:
-            context.parameters.publish(agent.model)
+        if context.publishes(group.index) and checker.updates % params.publish_period < updates.count:
+            context.parameters.publish(self.agent.model)
             profile.mark("publish")
+        shared_memory = context.memories[group.index]
         if shared_memory.on_policy:
             yield from group.gather([])  # the first learner has published
             shared_memory.release_actors()
@@ -146,12 +155,107 @@ def _learn(
                 f"the loss was not finite in {updates.consecutive_skipped} updates in a row, which changed nothing. "
                 "A smaller agent.learning_rate or agent.clip_norm may help"
             )
-        if is_first and time.monotonic() - reported_at >= params.log_period:
-            report()
+        if group.index == 0 and time.monotonic() - self.reported_at >= params.log_period:
+            self.report()
             profile.report()
         profile.mark("report")
         profile.step()
-        yield True
+
+    def report(self) -> None:
+        self.reported_at, self.reported_updates = time.monotonic(), self.checker.updates
+        values = {**self.updates.statistics(), **self.batches.statistics()}
+        self.context.report("learner", 0, values | self.batches.call(self.memory.statistics))
+
+    # checkpoints ------------------------------------------------------------------------------------------------------
+    def save(self, group: LearnerGroup) -> Generator[bool, None, None]:
+        """Publish the parameters, then write a full checkpoint together with the others of the group.
+
+        A full disk is reported and counted; training continues.
+        """
+        context, index = self.context, group.index
+        # A resumed run begins to count anew, so this one must do so too.
+        context.counters.count_update(self.group.index, -self.updates.take_overcount(), updates=0)
+        own_parts = _unless_the_disk_is_full(partial(self.write_parts, index))
+        rows = yield from group.gather([own_parts is not None, *context.counters.totals()[index].values()])
+        if context.publishes(index):
+            context.parameters.publish(self.agent.model)
+        if index:
+            return
+        checkpoint = None
+        if own_parts is not None and all(row[0] for row in rows):
+            checkpoint = _unless_the_disk_is_full(partial(self.write_checkpoint, own_parts, rows))
+        context.run_state.record_write(context.process_ind("learner", index), checkpoint is not None)
+        if checkpoint is None:
+            context.report("learner", index, {"checkpoint_errors": 1.0})
+        context.run_state.confirm_checkpoint()
+
+    def write_parts(self, index: int) -> dict[str, Any]:
+        """Return what a checkpoint has of learner `index` alone. Of all but learner 0 it is written to files."""
+        learner_file, memory_file = _files_of(index)
+        device = next(self.agent.model.parameters()).device
+        device_rng = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0, dtype=torch.uint8)
+        parts: dict[str, Any] = {learner_file: {"torch_rng": torch.get_rng_state(), "device_rng": device_rng}}
+        if self.params.checkpoint_replay:
+            memory, batches = self.memory, self.batches
+            parts[memory_file] = batches.call(
+                lambda: {**memory.state_dict(), "drawn": [batch_state(batch) for batch in batches.ready_batches()]}
+            )
+        for path in run_checkpoint.save_parts(self.context.options.checkpoint_folder, parts) if index else ():
+            self.send_home(path)
+        return parts
+
+    def write_checkpoint(self, own_parts: dict[str, Any], rows: list[list[int]]) -> Path:
+        """Write the checkpoint of learners, the others of which have written their files, and return its folder.
+
+        Args:
+            own_parts: What `write_parts` has returned.
+            rows: Of each learner, True, then its totals, which this node has late if the learner is on another.
+        """
+        context = self.context
+        elsewhere = {
+            learner: dict(zip(COUNTS, row[1:])) for learner, row in enumerate(rows) if learner not in context.memories
+        }
+        own_parts["learner"]["version"] = context.parameters.version
+        checkpoint = run_checkpoint.save(
+            context.options.checkpoint_folder,
+            {
+                "agent": self.agent.state_dict(),
+                "clock": {**context.counters.state_dict(elsewhere), **context.rate_limiter.state_dict()},
+                **own_parts,
+            },
+            context.counters.agent_steps,
+            self.params.checkpoint_keep,
+            [name for learner in range(1, len(rows)) for name in _files_of(learner)[: len(own_parts)]],
+        )
+        self.send_home(checkpoint)
+        return checkpoint
+
+    def send_home(self, path: Path) -> None:
+        if self.context.send_home is not None:
+            self.context.send_home(path)
+
+    def save_alone(self) -> Generator[bool, None, None]:
+        """Save a checkpoint after another learner was lost. All learners are alike, so the first one to come saves.
+
+        A learner on another node than learner 0 saves only if that one is lost, and waits until this is known. With
+        learner.checkpoint_replay nothing is saved, because the memory of the lost learner is lost, too.
+        """
+        context = self.context
+        if self.params.checkpoint_replay:
+            return
+        if 0 not in context.memories:
+            deadline = time.monotonic() + LOSS_TIMEOUT
+            while (lost := context.run_state.lost_learner) is None and time.monotonic() < deadline:
+                yield False
+            if lost != 0:
+                return
+        folder, first = context.options.checkpoint_folder, True
+        with ExitStack() as stack:
+            with suppress(OSError):  # `save` reports it
+                folder.mkdir(parents=True, exist_ok=True)
+                first = stack.enter_context(folder_lock(folder))
+            if first:
+                yield from self.save(SingleLearner())
 
 
 def _make_agent(context: Context, group: LearnerGroup) -> Agent:
@@ -216,12 +320,8 @@ def _make_updates(
     if params.cuda_graph == "on":
         return prefetcher(), GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
     if not on_gpu and _compiles(context, agent):
-        # The inline engine waits, so that the same seed gives the same run.
-        in_background = options.engine != "inline"
-
-        def compiled(work: Callable[[], None], cycle: int) -> CompiledCallable:
-            return CompiledCallable(work, options.compile_cache, cycle, in_background)
-
+        # The inline engine waits for the compiler, so that the same seed gives the same run.
+        compiled = partial(CompiledCallable, cache=options.compile_cache, in_background=options.engine != "inline")
         return prefetcher(), GraphedUpdate(agent, StagedBatches(agent, device), capture=False, compiled=compiled)
     updates = EagerUpdates(agent, params.microbatch_on_oom)
     if on_gpu or not _precomputes(context, agent):
@@ -263,7 +363,6 @@ def _compiles(context: Context, agent: Agent) -> bool:
     return pays
 
 
-# checkpoints ----------------------------------------------------------------------------------------------------------
 def restore(
     context: Context, agent: Agent, memory: Memory | DeviceMemory, group: LearnerGroup
 ) -> Generator[bool, None, tuple[int, list[Batch]]]:
@@ -312,97 +411,16 @@ def restore(
         raise CheckpointError(problem) from error
 
 
-def save(
-    context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource, group: LearnerGroup
-) -> Generator[bool, None, None]:
-    """Publish the parameters, then write a full checkpoint. A full disk is reported and counted; training continues."""
-    folder, index, own_parts = context.options.checkpoint_folder, group.index, dict[str, Any]()
-    learner_file, memory_file = _files_of(index)
-
-    def write_own() -> None:
-        device = next(agent.model.parameters()).device
-        device_rng = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0, dtype=torch.uint8)
-        own_parts[learner_file] = {"torch_rng": torch.get_rng_state(), "device_rng": device_rng}
-        if context.options.learner.checkpoint_replay:
-            own_parts[memory_file] = batches.call(
-                lambda: {**memory.state_dict(), "drawn": [batch_state(batch) for batch in batches.ready_batches()]}
-            )
-        if index:
-            for path in run_checkpoint.save_parts(folder, own_parts):
-                send_home(path)
-
-    def send_home(path: Path) -> None:
-        if context.send_home is not None:
-            context.send_home(path)
-
-    written = _try_to_write(write_own)
-    rows = yield from group.gather([written, *context.counters.totals()[index].values()])
-    all_written = all(row[0] for row in rows)
-    elsewhere = {
-        learner: dict(zip(COUNTS, row[1:]))
-        for learner, row in enumerate(rows)
-        if group.size > 1 and learner not in context.memories
-    }
-    if context.publishes(index):
-        context.parameters.publish(agent.model)
-    if index:
-        return
-
-    def write_all() -> None:
-        own_parts["learner"]["version"] = context.parameters.version
-        others = [name for learner in range(1, group.size) for name in _files_of(learner)[: len(own_parts)]]
-        counters = {**context.counters.state_dict(elsewhere), **context.rate_limiter.state_dict()}
-        checkpoint = run_checkpoint.save(
-            folder,
-            {"agent": agent.state_dict(), "clock": counters, **own_parts},
-            context.counters.agent_steps,
-            context.options.learner.checkpoint_keep,
-            others,
-        )
-        send_home(checkpoint)
-
-    saved = all_written and _try_to_write(write_all)
-    context.run_state.record_write(context.process_ind("learner", index), saved)
-    if not saved:
-        context.report("learner", index, {"checkpoint_errors": 1.0})
-    context.run_state.confirm_checkpoint()
-
-
-def save_alone(
-    context: Context, agent: Agent, memory: Memory | DeviceMemory, batches: BatchSource
-) -> Generator[bool, None, None]:
-    """Save a checkpoint after another learner was lost. All learners are alike, so the first one to come saves.
-
-    A learner on another node than learner 0 saves only if that one is lost, and waits until this is known. With
-    learner.checkpoint_replay nothing is saved, because the memory of the lost learner is lost, too.
-    """
-    if context.options.learner.checkpoint_replay:
-        return
-    if 0 not in context.memories:
-        deadline = time.monotonic() + LOSS_TIMEOUT
-        while (lost := context.run_state.lost_learner) is None and time.monotonic() < deadline:
-            yield False
-        if lost != 0:
-            return
-    folder, first = context.options.checkpoint_folder, True
-    with ExitStack() as stack:
-        with suppress(OSError):  # `save` reports it
-            folder.mkdir(parents=True, exist_ok=True)
-            first = stack.enter_context(folder_lock(folder))
-        if first:
-            yield from save(context, agent, memory, batches, SingleLearner())
-
-
 def _files_of(index: int) -> tuple[str, str]:
     """Return the names of a learner's own file and of its memory's."""
     suffix = f"_{index}" if index else ""
     return f"learner{suffix}", f"memory{suffix}"
 
 
-def _try_to_write(write: Callable[[], None]) -> bool:
+def _unless_the_disk_is_full(write: Callable[[], Result]) -> Result | None:
+    """Return what `write` returns. If a part of a checkpoint cannot be written, log it and return None."""
     try:
-        write()
+        return write()
     except (CheckpointError, MemoryError) as error:
         log_to_stderr(f"checkpoint not written, those that are there stay as they were: {error}")
-        return False
-    return True
+        return None

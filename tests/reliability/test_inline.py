@@ -11,6 +11,7 @@ import torch
 import main
 from core.agents.dqn import DQN
 from core.checkpoint import model_file, run_checkpoint
+from core.learning import updates
 from core.runtime.context import Context
 from core.trajectory.ring_buffer import Trajectories
 from tests.selection import slow_except
@@ -227,6 +228,16 @@ def test_f26_a_resumed_run_equals_an_uninterrupted_run(tmp_path, alone, name, st
     ]
     of_starts = [model.pop("options") for model in models]  # they differ in when to stop and what to resume
     assert models[0] == models[1] and of_starts[0]["agent"] == of_starts[1]["agent"]
+
+
+def test_a_resumed_run_counts_the_same_samples_of_a_device_replay(tmp_path, alone, monkeypatch):
+    monkeypatch.setattr(updates, "IDLE_READ_PERIOD", 3)
+    device = ("--learner.replay_device", "learner", "--learner.checkpoint_replay", "true", "--timestamp", "one")
+    words = (*RUNS["r2d2"], *device, "--rate_limiter.samples_per_insert", "40")
+    first = train(tmp_path / "straight", *words, "--learner.checkpoint_steps", "500", "--steps", "1000")
+    train(tmp_path / "halves", *words, "--steps", "500")
+    second = train(tmp_path / "halves", "--resume", "test_one", "--steps", "1000")
+    assert not differences(saved(first)["clock"], saved(second)["clock"])
 
 
 def evaluations(root: Path) -> dict[int, dict[str, float]]:

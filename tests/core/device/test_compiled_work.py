@@ -69,7 +69,7 @@ QUICK = "dqn", "td3", "sac", "impala"  # to record the others takes long
 )
 def test_recorded_updates_equal_eager_ones_also_after_a_resume(name, monkeypatch, tmp_path):
     monkeypatch.setattr(recorded_work, "_compile", without_compiler)
-    recorded = lambda work, cycle: CompiledCallable(work, tmp_path, cycle)  # noqa: E731
+    recorded = lambda work, cycle: CompiledCallable(work, cycle, tmp_path)  # noqa: E731
     first, again = trained(name, 16, recorded, **SMOOTH), trained(name, 16, None, **SMOOTH)
     assert_alike(first, again, 1e-5)
     assert_alike(trained(name, 12, recorded, first[0], **SMOOTH), trained(name, 12, None, again[0], **SMOOTH), 1e-5)
@@ -78,7 +78,7 @@ def test_recorded_updates_equal_eager_ones_also_after_a_resume(name, monkeypatch
 def test_recorded_updates_in_bfloat16_follow_the_weights_of_both_networks(monkeypatch, tmp_path):
     """TD3's target moves in every other piece of the record only, so the pieces cannot share copies of its weights."""
     monkeypatch.setattr(recorded_work, "_compile", without_compiler)
-    recorded = lambda work, cycle: CompiledCallable(work, tmp_path, cycle)  # noqa: E731
+    recorded = lambda work, cycle: CompiledCallable(work, cycle, tmp_path)  # noqa: E731
     settings = {"bf16": True, "target_update_period": 1, "learning_rate": 0.01, "smoothing_scale": 0.0}
     assert_alike(trained("td3", 16, recorded, **settings), trained("td3", 16, None, **settings), 1e-3)
 
@@ -90,7 +90,7 @@ def test_recorded_updates_in_bfloat16_follow_the_weights_of_both_networks(monkey
 def test_compiled_updates_equal_eager_ones(name, tmp_path):
     # Rounding errors grow in IMPALA, which steps by the gradient of a sum.
     settings = {**SMOOTH, "learning_rate": 1e-5} if name == "impala" else SMOOTH
-    compiled = trained(name, 100, lambda work, cycle: CompiledCallable(work, tmp_path, cycle), **settings)
+    compiled = trained(name, 100, lambda work, cycle: CompiledCallable(work, cycle, tmp_path), **settings)
     assert_alike(compiled, trained(name, 100, None, **settings), 1e-4)
     assert any(tmp_path.rglob("*.so")) and "compile" not in {thread.name for thread in threading.enumerate()}
 
@@ -106,7 +106,7 @@ def test_random_numbers_that_are_drawn_between_calls_do_not_repeat(monkeypatch, 
 
     monkeypatch.setattr(recorded_work, "_compile", set_back)
     total, drawn = torch.zeros(1), []
-    call = CompiledCallable(lambda: total.add_(1), tmp_path)
+    call = CompiledCallable(lambda: total.add_(1), 1, tmp_path)
     torch.manual_seed(1)
     for _ in range(12):
         call()
@@ -148,7 +148,7 @@ def test_a_recorded_step_of_adam_equals_torchs_own(settings, monkeypatch, tmp_pa
         def work():
             optimizer.apply(gradient.sum())
 
-        call = CompiledCallable(work, tmp_path) if compiled else work
+        call = CompiledCallable(work, 1, tmp_path) if compiled else work
         for update in range(20):
             gradient.copy_(torch.randn(40) * 10.0 ** (update % 5 - 3))
             if update == 11:
@@ -168,7 +168,7 @@ def test_work_is_recorded_once_after_a_warm_up(tmp_path, monkeypatch):
         calls.append(is_recording())
         total.add_(len(calls) % 2)  # 1 and 0 in turns
 
-    compiled = CompiledCallable(work, tmp_path, cycle=2)
+    compiled = CompiledCallable(work, 2, tmp_path)
     for _ in range(20):
         compiled()
     assert calls == [False] * 6 + [True] * 2 and float(total) == 10 and not is_recording()
@@ -182,7 +182,7 @@ def test_calls_stay_eager_while_the_compiler_works_in_the_background(tmp_path, m
         return lambda: compiled_calls.append(total.add_(1))
 
     monkeypatch.setattr(recorded_work, "_compile", compile_slowly)
-    compiled = CompiledCallable(lambda: total.add_(1), tmp_path, in_background=True)
+    compiled = CompiledCallable(lambda: total.add_(1), 1, tmp_path, in_background=True)
     for _ in range(50):
         compiled()
     assert float(total) == 50 and not compiled_calls
@@ -203,7 +203,7 @@ def test_what_cannot_be_compiled_stays_eager_with_its_reason(tmp_path, monkeypat
 
     monkeypatch.setattr(compile_fx, "compile_fx", failing)
     total = torch.zeros(())
-    compiled = CompiledCallable(lambda: total.add_(1), tmp_path)
+    compiled = CompiledCallable(lambda: total.add_(1), 1, tmp_path)
     for _ in range(8):
         compiled()
     assert float(total) == 8

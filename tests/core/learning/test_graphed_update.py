@@ -355,3 +355,4 @@ def test_last_steps_of_episodes_are_no_samples(monkeypatch, name, look):
         assert found == [sum(true[2 * call : 2 * call + 2]) for call in range(30)]
     else:  # 28 calls were counted exactly
         assert sum(true) <= sum(found) <= sum(true) + 3 * every
+    assert sum(found) - learn.take_overcount() == sum(true) and learn.take_overcount() == 0
