@@ -55,7 +55,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
             renderer = EpisodeRenderer(test_file(path, options.video.format), options.video, context.spec)
             stack.callback(renderer.close)
         exploration = agent.evaluation_exploration(num_envs, context.seed_everything("tester", index))
-        results = yield from context.run_state.until_interrupted(
+        played = yield from context.run_state.until_interrupted(
             play_episodes(
                 agent,
                 env,
@@ -67,38 +67,35 @@ def tester(context: Context, index: int) -> Iterator[bool]:
                 print_episode,
             )
         )
-    is_interrupted = results is None
-    if results is None:
-        if not ended:
-            return
-        results = results_of(ended)
+    if played is None and not ended:
+        return
+    results = results_of(ended) if played is None else played
     summary = summarise(results, options.env_class, context.spec.name)
     numbers = ", ".join(f"{name} {_format_number(value)}" for name, value in summary.items())
     _print(f"{path.name} on {context.spec.name}: {numbers}")
-    if is_interrupted:
-        return _print(f"interrupted: {test_file(path, 'json')} was not written")
-    protocol = {
-        "env_type": options.env_type,
-        "env": dataclasses.asdict(options.env),
-        "max_steps": options.evaluator.max_steps,
-        "num_envs": num_envs,
-        "exploration": None if exploration is None else exploration.statistics(),
-    }
-    model = {name: value for name, value in metadata.items() if name != "options"}
+    report_path = test_file(path, "json")
+    if played is None:
+        return _print(f"interrupted: {report_path} was not written")
     report = {
         "model_file": str(path),
-        "model": model,
+        "model": {name: value for name, value in metadata.items() if name != "options"},
         "game": context.spec.name,
         "seed": options.seed,
         "summary": summary,
-        "protocol": protocol,
+        "protocol": {
+            "env_type": options.env_type,
+            "env": dataclasses.asdict(options.env),
+            "max_steps": options.evaluator.max_steps,
+            "num_envs": num_envs,
+            "exploration": None if exploration is None else exploration.statistics(),
+        },
         **{name: array.tolist() for name, array in results._asdict().items() if array is not None},
         "versions": versions(),
         "time": time.time(),
         "options": options.to_dict(),
     }
-    write_atomically(test_file(path, "json"), (json.dumps(report, indent=1, default=str) + "\n").encode())
-    _print(f"all returns: {test_file(path, 'json')}")
+    write_atomically(report_path, (json.dumps(report, indent=1, default=str) + "\n").encode())
+    _print(f"all returns: {report_path}")
     if renderer is not None:
         _print(f"video: {renderer.video.path}")
 
