@@ -47,33 +47,8 @@ def create_context(options: Options) -> tuple[Context, Agent]:
     if spec.warning:
         log_to_stderr(f"warning: game={options.game}: {spec.warning}")
     agent = options.make_agent(spec)
-    table: list[tuple[str, int]] = []
-    recorder: Any = SimpleNamespace(run=table.extend)  # an engine that only takes down what it is asked to run
-    agent.launch(recorder, options.mode, options.num_actors, options.num_learners)
-    roles = tuple((role, index) for role, count in table for index in range(count))
-    initial_weights = resume_from = None
     try:
-        makers = _memory_makers(options, spec, agent)
-        memories = {learner: makers[learner]() for learner in options.learners_at_home if makers}
-        counters, state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))
-        limiter = RateLimiter(options.rate_limiter, counters)
-        parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
-        if options.mode == 2 or options.model_file is not None:
-            initial_weights = _initial_weights(options, agent.model, spec)
-            if options.mode == 2:
-                _try_test_files(options, Path(options.model_file or options.model_path))
-        if options.engine == "local" and (problem := open_file_shortage(len(roles))):
-            raise ConfigurationError(problem)
-        if options.mode == 1:
-            size = sum(tensor.nbytes for tensor in agent.model.state_dict().values())
-            options = run_registry.claim(options, SAVED_COPIES * size)
-            try:
-                if options.resume is not None:
-                    resume_from = _continue(options, counters, limiter)
-                run_registry.save(options, settings_on_file(find_row(options.config)), spec.name)
-            except BaseException:
-                run_registry.abandon(options)
-                raise
+        return _allocate(options, spec, agent), agent
     except MemoryError as error:
         raise ConfigurationError(str(error)) from None
     except CheckpointError as error:
@@ -81,12 +56,48 @@ def create_context(options: Options) -> tuple[Context, Agent]:
         if options.resume is None:
             instead = "name another model of this row with --model_file, or in mode 2 a run of it with --timestamp"
         raise ConfigurationError(f"{error}; {instead}", BAD_CHECKPOINT) from None
+
+
+def _allocate(options: Options, spec: EnvSpec, agent: Agent) -> Context:
+    """Allocate a run's shared memory, claim its folder, and restore its counters if it continues another.
+
+    Raises:
+        MemoryError: the machine lacks the memory.
+        CheckpointError: weights or a checkpoint cannot be used.
+        ConfigurationError: files cannot be written or opened, or the run is still running.
+    """
+    table: list[tuple[str, int]] = []
+    recorder: Any = SimpleNamespace(run=table.extend)  # an engine that only takes down what it is asked to run
+    agent.launch(recorder, options.mode, options.num_actors, options.num_learners)
+    roles = tuple((role, index) for role, count in table for index in range(count))
+    makers = _memory_makers(options, spec, agent)
+    memories = {learner: makers[learner]() for learner in options.learners_at_home if makers}
+    counters, state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))
+    limiter = RateLimiter(options.rate_limiter, counters)
+    parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
+    initial_weights = resume_from = None
+    if options.mode == 2 or options.model_file is not None:
+        initial_weights = _initial_weights(options, agent.model, spec)
+    if options.mode == 2:
+        _try_test_files(options, Path(options.model_file or options.model_path))
+    if options.engine == "local" and (problem := open_file_shortage(len(roles))):
+        raise ConfigurationError(problem)
+    if options.mode == 1:
+        size = sum(tensor.nbytes for tensor in agent.model.state_dict().values())
+        options = run_registry.claim(options, SAVED_COPIES * size)
+        try:
+            if options.resume is not None:
+                resume_from = _continue(options, counters, limiter)
+            run_registry.save(options, settings_on_file(find_row(options.config)), spec.name)
+        except BaseException:
+            run_registry.abandon(options)
+            raise
     context = Context(
         options, spec, roles, memories, parameters, counters, limiter, state, logs, resume_from, initial_weights, makers
     )
     if options.mode == 1:  # the folder is locked as long as the context lives
         weakref.finalize(context, os.close, run_registry.locks.pop(options.log_folder))
-    return context, agent
+    return context
 
 
 def _memory_makers(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Callable[[], Memory], ...]:

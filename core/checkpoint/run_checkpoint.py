@@ -13,7 +13,6 @@ import os
 import pickle
 import re
 import shutil
-import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core.common.console import log_to_stderr
 from core.common.files import TEMPORARY, sync_folder, write_atomically, write_durably
 
 STEP_FOLDER = re.compile(r"step_(\d{12})(?:\.(\d+))?")
@@ -48,8 +48,7 @@ def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Seque
 
     Args:
         folder: The folder of the run's checkpoints.
-        state: Top-level key -> nested dicts, lists and tuples of tensors and plain values; each key becomes a file. A
-            value may be a function without arguments, which is called after the keys before it have been written.
+        state: Top-level key -> nested dicts, lists and tuples of tensors and plain values; each key becomes a file.
         step: Agent steps of the run.
         keep: Number of checkpoints that are kept.
         parts: Names of the files that other processes have written with `save_parts`.
@@ -69,7 +68,6 @@ def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Seque
             temporary.mkdir()
             files = _move_parts(folder, temporary, parts)
             for name, value in state.items():
-                value = value() if callable(value) else value
                 files[f"{name}.pt"] = write_torch(temporary / f"{name}.pt", storable(value, name))
             manifest = {
                 "step": step,
@@ -204,10 +202,10 @@ def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, 
             state = read(checkpoint, names)
         except (OSError, CheckpointError) as error:
             errors.append(f"{checkpoint.name}: {error}")
-            print(f"warning: damaged checkpoint {checkpoint.name}: {error}", file=sys.stderr)
+            log_to_stderr(f"warning: damaged checkpoint {checkpoint.name}: {error}")
             continue
         if errors:
-            print(f"warning: falling back to checkpoint {checkpoint.name}", file=sys.stderr)
+            log_to_stderr(f"warning: falling back to checkpoint {checkpoint.name}")
         return state, checkpoint
     raise CheckpointError(f"every checkpoint in {folder} is damaged ({'; '.join(errors)})")
 

@@ -13,11 +13,8 @@ from pathlib import Path
 import psutil
 
 PR_SET_PDEATHSIG = 1  # an option of prctl(2)
-IGNORED_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-)  # of a run's processes: main alone decides when it ends
+# Signals of a run's processes: main alone decides when it ends.
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Bytes. Activations below this size reuse memory of the heap, where malloc would map and unmap pages for each of them.
 REUSED_BYTES = 268_435_456
 MALLOC_OPTIONS = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}  # and their numbers in mallopt(3)

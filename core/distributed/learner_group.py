@@ -42,10 +42,8 @@ class LearnerGroup(ABC):
     def __init__(self, index: int, size: int):
         self.index, self.size = index, size
         self.lost_peer: PeerLostError | None = None  # set in an update that is finished without the others
-        self.heartbeat: Callable[[], None] = (
-            # Called about once a second while an exchange waits; raises PeerLostError to end a wait without hope.
-            _no_heartbeat
-        )
+        # Called about once a second while an exchange waits; raises PeerLostError to end a wait without hope.
+        self.heartbeat: Callable[[], None] = _no_heartbeat
         self.gradient_dtype: torch.dtype | None = None  # in which gradients are sent; None leaves theirs
         self._has_exchanged = False  # in the current update
         # Sums under way: the tensor, its values before (None on GPUs, where a lost peer is not noticed), and the wait.

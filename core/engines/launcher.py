@@ -4,7 +4,6 @@
 machine, which cannot lose or gain nodes.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from core.engines.run_end import TRAINING_FAILED
@@ -76,8 +75,8 @@ class Launcher(Protocol):
         """This machine's address for learners on other machines; None if all learners are here."""
         return None
 
-    def prepare(self, interrupted: Callable[[], bool]) -> None:
-        """Wait until processes can be started, at most until `interrupted()`."""
+    def prepare(self) -> None:
+        """Wait until processes can be started, or until the run is interrupted."""
         return
 
     def start(self, role: str, index: int, threads: int) -> ProcessHandle:

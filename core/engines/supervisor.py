@@ -97,7 +97,7 @@ class Supervisor:
                 self._context.rendezvous = stack.enter_context(meeting)
             stack.callback(self._launcher.close)
             stack.callback(lambda: self._kill(self._alive()))
-            self._launcher.prepare(lambda: bool(self._signals))
+            self._launcher.prepare()
             if not self._signals:
                 self._supervise()
             self._end()

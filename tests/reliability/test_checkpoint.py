@@ -92,17 +92,6 @@ def test_saving_an_earlier_step_removes_later_checkpoints(tmp_path: Path) -> Non
     assert not (tmp_path / "step_000000000200").exists()
 
 
-def test_callables_run_after_the_files_before_them_are_written(tmp_path: Path) -> None:
-    rows = torch.zeros(3)
-
-    def seal() -> dict[str, int]:
-        assert len(list(tmp_path.glob(".temporary_*/rows.pt"))) == 1
-        return {"oldest": 4}
-
-    save(tmp_path, {"rows": {"rows": rows}, "seal": seal}, 1, keep=1)
-    assert load(tmp_path)[0]["seal"] == {"oldest": 4}
-
-
 def test_parts_written_by_others_join_and_can_be_read_alone(tmp_path: Path) -> None:
     run_checkpoint.save_parts(tmp_path, {"learner_1": {"count": 5}, "stale": 0})
     run_checkpoint.save_parts(tmp_path, {"learner_1": {"count": 6}})

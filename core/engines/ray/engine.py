@@ -7,13 +7,13 @@ other nodes than their learner's send their chunks to its trajectory server (cor
 
 import dataclasses
 import importlib.util
-import sys
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
 import torch
 
+from core.common.console import log_to_stderr
 from core.engines.ray.cluster import Cluster, ClusterError, Head, alive_nodes
 from core.engines.ray.placement import PlacementReservation, learner_groups, number_with_room, process_needs
 from core.engines.supervisor import Supervisor
@@ -76,7 +76,7 @@ class RayEngine:
                         self._regroup(options.num_learners - 1, cluster.home)
                     raise
         except ClusterError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            log_to_stderr(f"error: {error}")
             return error.exit_code
 
     def _regroup(self, most: int | None, home: str) -> None:

@@ -64,15 +64,15 @@ class RayLauncher(Launcher):
         return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     # start ------------------------------------------------------------------------------------------------------------
-    def prepare(self, interrupted: Callable[[], bool]) -> None:
+    def prepare(self) -> None:
         """Wait for the resources of the run. Raises ClusterError after `ray.placement_timeout`."""
-        self._await_resources(interrupted)
-        if not interrupted():
-            self._make_hosts(interrupted)
+        self._await_resources()
+        if not self._context.run_state.interrupted:
+            self._make_hosts()
 
-    def _await_resources(self, interrupted: Callable[[], bool]) -> None:
+    def _await_resources(self) -> None:
         begin, limit, logged = time.monotonic(), self._params.placement_timeout, False
-        while not self._reservation.is_ready(0.1) and not interrupted():
+        while not self._reservation.is_ready(0.1) and not self._context.run_state.interrupted:
             waited, answer = time.monotonic() - begin, self._head.answer
             lack = None if answer is None else self._reservation.lack(answer.nodes)
             if self._head.silence() > self._params.head_timeout:
@@ -93,7 +93,7 @@ class RayLauncher(Launcher):
                     else f"waits for room on the cluster: {self._reservation} in all"
                 )
 
-    def _make_hosts(self, interrupted: Callable[[], bool]) -> None:
+    def _make_hosts(self) -> None:
         """Make this process the host of the learners at home, and start one for each learner on another node.
 
         Trajectory servers are started if actors may be on other nodes.
@@ -117,9 +117,9 @@ class RayLauncher(Launcher):
         self._run_info = ray.put(info)
         self._hosts = dict.fromkeys(memories or [0], home)
         if info is not None and len(memories) < self._options.num_learners:
-            self._start_hosts(info, home.server, interrupted)
+            self._start_hosts(info, home.server)
 
-    def _start_hosts(self, info: RemoteRunInfo, home: Any, interrupted: Callable[[], bool]) -> None:
+    def _start_hosts(self, info: RemoteRunInfo, home: Any) -> None:
         """Start a host on the node of each learner that is not at home. Raises ClusterError if one cannot start."""
         context, begin, handles = self._context, time.monotonic(), dict[int, Any]()
         self._options.log_folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ class RayLauncher(Launcher):
                     host_class = ray.remote(LearnerHost).options(max_concurrency=self._max_calls(), **options)
                     handles[learner] = host_class.remote(learner, plan, home)
             answers = {handle.prepare.remote(): learner for learner, handle in handles.items()}
-            while answers and not interrupted():
+            while answers and not context.run_state.interrupted:
                 for answer in ray.wait(list(answers), timeout=0.1)[0]:
                     learner = answers.pop(answer)
                     self._hosts[learner] = self._host_of(learner, answer)._replace(server=handles[learner])

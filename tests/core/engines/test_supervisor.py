@@ -75,7 +75,7 @@ class Run:
         self.supervisor = Supervisor(context, self)
 
     # the launcher's part
-    def prepare(self, interrupted):
+    def prepare(self):
         pass
 
     def start(self, role, index, threads):
