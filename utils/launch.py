@@ -22,7 +22,8 @@ from core.memory import Memory
 from core.model import Model
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
-from core.runtime.run_state import ParameterStore, RateLimiter, RunCounters, RunState
+from core.runtime.parameter_store import ParameterStore
+from core.runtime.run_state import RateLimiter, RunCounters, RunState
 from core.specs import EnvSpec
 from utils import run_registry
 from utils.config import memory_budget, throughput, validation

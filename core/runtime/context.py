@@ -14,7 +14,8 @@ from core.env import Env
 from core.memory import Memory
 from core.runtime.log_buffers import LogRings
 from core.runtime.options import RunOptions, make_env
-from core.runtime.run_state import ParameterStore, RateLimiter, RunCounters, RunState
+from core.runtime.parameter_store import ParameterStore
+from core.runtime.run_state import RateLimiter, RunCounters, RunState
 from core.specs import EnvSpec
 
 ROLES = {"logger": 0, "actor": 1, "learner": 2, "evaluator": 3, "tester": 4}

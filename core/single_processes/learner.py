@@ -82,7 +82,7 @@ def _heartbeat(run_state: RunState, process_ind: int) -> None:
 
 @dataclass(eq=False)
 class _Learner:
-    """What a learner learns with: its agent, its memory, the source of its batches, and what updates on them."""
+    """Hold what a learner learns with: its agent, its memory, the source of its batches, and what updates on them."""
 
     context: Context
     group: LearnerGroup

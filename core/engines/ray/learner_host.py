@@ -38,7 +38,8 @@ from core.engines.run_end import TRAINING_FAILED
 from core.memory import Memory
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
-from core.runtime.run_state import ParameterStore, RateLimiter, RunCounters, RunState
+from core.runtime.parameter_store import ParameterStore
+from core.runtime.run_state import RateLimiter, RunCounters, RunState
 
 PERIOD = 0.05  # seconds between two exchanges with home
 

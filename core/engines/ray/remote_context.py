@@ -16,7 +16,8 @@ import ray
 from core.model import Model
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
-from core.runtime.run_state import RateLimiter, RunCounters, RunState, fill
+from core.runtime.parameter_store import fill
+from core.runtime.run_state import RateLimiter, RunCounters, RunState
 from core.specs import EnvSpec, WindowSpec
 from core.trajectory.chunk_codec import ChunkFormat, single_actor_layout
 from core.trajectory.ring_buffer import Layout, Trajectories

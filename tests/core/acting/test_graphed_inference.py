@@ -10,7 +10,7 @@ from core.acting.graphed_inference import StaticInputs, capture_forward, with_gr
 from core.agents.impala import Impala
 from core.common.tree import tree_leaves
 from core.models.actor_critic import MLPAC, MLPACParams
-from core.runtime.run_state import ParameterStore
+from core.runtime.parameter_store import ParameterStore
 from core.types import TimeStep, restart
 from tests.core.devices import cuda
 from tests.core.learning.test_graphed_update import Watch

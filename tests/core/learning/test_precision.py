@@ -15,7 +15,7 @@ from core.models.actor_critic import MLPAC, MLPACParams
 from core.models.dqn import DQNCNN
 from core.models.policy_critic import DDPGCNN, ControlNetworkParams
 from core.models.r2d2 import R2D2MLP
-from core.runtime.run_state import ParameterStore
+from core.runtime.parameter_store import ParameterStore
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.core import resident_agents
 from tests.core.agents import control_agents

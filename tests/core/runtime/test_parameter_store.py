@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from core.runtime.run_state import ParameterStore
+from core.runtime.parameter_store import ParameterStore
 from tests.core.tapes import quick_processes
 
 

@@ -15,7 +15,8 @@ from core.models.actor_critic import MLPAC, MLPACParams
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.options import ActorParams
-from core.runtime.run_state import ParameterStore, RateLimiter, RateLimiterParams, RunCounters, RunState
+from core.runtime.parameter_store import ParameterStore
+from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters, RunState
 from core.single_processes.actor import actor
 from core.specs import ArraySpec
 from core.trajectory.ring_buffer import Layout

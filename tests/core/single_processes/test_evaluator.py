@@ -10,7 +10,8 @@ from core.checkpoint import model_file
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.runtime.context import Context
 from core.runtime.options import EvaluatorParams
-from core.runtime.run_state import ParameterStore, RunCounters
+from core.runtime.parameter_store import ParameterStore
+from core.runtime.run_state import RunCounters
 from core.single_processes.evaluator import evaluator
 from tests.core.single_processes.test_tester import Countdown, Network, make_context
 

@@ -13,7 +13,7 @@ from core.memories.prioritized import PrioritizedMemory
 from core.memories.uniform import UniformMemory
 from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
-from core.runtime.run_state import ParameterStore
+from core.runtime.parameter_store import ParameterStore
 from core.single_processes.learner import _precomputes, feature_source
 from core.types import Batch, SampleIds, Window, batch_size, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent

@@ -30,7 +30,8 @@ from core.metrics.progress import Progress, QuietConsole
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
 from core.runtime.options import LoggerParams
-from core.runtime.run_state import ParameterStore, RateLimiter, RateLimiterParams, RunCounters, RunState
+from core.runtime.parameter_store import ParameterStore
+from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters, RunState
 from core.single_processes.logger import aggregate, logger
 from core.specs import ArraySpec, Discrete, EnvSpec
 

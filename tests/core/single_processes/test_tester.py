@@ -20,7 +20,8 @@ from core.evaluation.episodes import EpisodeResults, RenderedStep, play_episodes
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.options import EvaluatorParams, VideoParams
-from core.runtime.run_state import ParameterStore, RateLimiter, RateLimiterParams, RunCounters, RunState
+from core.runtime.parameter_store import ParameterStore
+from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters, RunState
 from core.single_processes import tester as mode_2  # pytest would collect the name tester
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
