@@ -96,6 +96,7 @@ class _Learner:
         self.params, updates = self.context.options.learner, self.context.counters.updates
         self.checker = SyncChecker(self.agent, updates, self.params.sync_check_period if self.group.size > 1 else 0)
         self.reported_at, self.reported_updates = time.monotonic(), updates
+        self.publishes = self.context.publishes(self.group.index)
 
     def learn(self) -> Generator[bool, None, None]:
         """Update until the run ends."""
@@ -143,7 +144,7 @@ class _Learner:
             profile.mark("priorities")
         context.counters.count_update(group.index, updates.samples(batch), updates.count)
         checker.updates += updates.count
-        if context.publishes(group.index) and checker.updates % params.publish_period < updates.count:
+        if self.publishes and checker.updates % params.publish_period < updates.count:
             context.parameters.publish(self.agent.model)
             profile.mark("publish")
         shared_memory = context.memories[group.index]
