@@ -46,7 +46,9 @@ class ChunkWriter:
         packed, level = self._layout.packed, self._layout.storage.compression_level
         self._compressor = CompressedFrameWriter(packed, arrays, actor_ind, level) if packed else None
         if self._counter[0]:
-            self._fields["last"][(self._counter[0] - 1) % self._layout.ring_length] = True
+            newest = (self._counter[0] - 1) % self._layout.ring_length
+            # A step with discount 0 needs nothing that follows, and as a `last` step would lose its terminal reward.
+            self._fields["last"][newest] |= self._fields["discount"][newest] != 0
 
     def has_room(self) -> bool:
         """Return True if a step may be appended; a chunk that was begun may always be finished."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.ops.returns import n_step_return
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory import ring_buffer
 from core.trajectory.ring_buffer import Layout, Trajectories
@@ -121,6 +122,22 @@ def test_a_new_writer_truncates_the_open_episodes_of_a_dead_one():
         # zeros before, nothing of the old episode
         np.testing.assert_array_equal(stack, play.rows[stream][8].observation)
         assert not stack[:3].any()
+
+
+def test_a_new_writer_keeps_the_terminal_reward_of_a_dead_one():
+    play, trajectories, writer = fresh(seed=4)
+    play.end = 0.0
+    play.play(writer, 8)
+    trajectories.arrays["discount"][0, 7] = [0.0, 1.0]  # the episode of the first environment terminates here
+    for rows in play.rows:
+        del rows[8:]
+    play.restart()
+    play.play(ChunkWriter(trajectories, 0, SPEC), 8)
+    window = trajectories.gather(np.array([0, 1]), np.array([6, 6]), SPEC)
+    assert window.lasts[1].tolist() == [False, True] and window.firsts[2].all()
+    returns, bootstrap = n_step_return(window.rewards, window.discounts, window.lasts, 0.5)
+    rewards = [row[index].reward for row in play.rows[:1] for index in (6, 7)]
+    assert returns[0] == pytest.approx(rewards[0] + 0.5 * rewards[1]) and bootstrap.tolist() == [0.0, 0.5]
 
 
 # snapshots --------------------------------------------------------------------------------------------------------
@@ -332,7 +349,8 @@ def test_a_torn_chunk_of_a_killed_writer_is_never_read(rows):
 
     check_all()
     successor = ChunkWriter(trajectories, 0, SPEC)
-    assert trajectories.flat("last")[trajectories.slots(np.arange(2), np.full(2, published - 1))].all()
+    newest = trajectories.slots(np.arange(2), np.full(2, published - 1))
+    assert (trajectories.flat("last")[newest] == (trajectories.flat("discount")[newest] != 0)).all()
     for serial in range(published, published + 8):
         write_coded_row(successor, layout, 0, serial, generation=1)
     high = trajectories.starts(SPEC.length)[1]
