@@ -6,6 +6,8 @@ machine, which cannot lose or gain nodes.
 
 from typing import Any, NamedTuple, Protocol
 
+from core.common.foreign_code import text_of
+from core.distributed.learner_group import PeerLostError
 from core.engines.run_end import TRAINING_FAILED
 
 
@@ -16,6 +18,12 @@ class ReportedError(NamedTuple):
     notes: str  # each in parentheses
     traceback: str
     is_of_peer: bool  # another learner was lost, and this process could not go on without it
+
+    @classmethod
+    def of(cls, error: BaseException, traceback: str) -> "ReportedError":
+        """Describe an exception by its text and its notes. Its message may be unreadable, if foreign code raised it."""
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        return cls(f"{type(error).__name__}: {text_of(error)}", notes, traceback, isinstance(error, PeerLostError))
 
 
 class ExitStatus(NamedTuple):

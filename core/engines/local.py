@@ -15,7 +15,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from core.common import fork_server
-from core.common.foreign_code import text_of
 from core.common.processes import (
     IGNORED_SIGNALS,
     deliver_signals_to_forks,
@@ -26,7 +25,6 @@ from core.common.processes import (
     signals_blocked,
 )
 from core.device.torch_runtime import use_threads
-from core.distributed.learner_group import PeerLostError
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle, ReportedError
 from core.engines.run_end import DONE, TRAINING_FAILED, exit_code_of
 from core.engines.strays import Strays, end_marked, mark_forks
@@ -162,10 +160,8 @@ def main(
         report.send(None)
         exit_code = DONE
     except BaseException as error:
-        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        message = _shortened(f"{type(error).__name__}: {text_of(error)}")
-        trace, is_of_peer = _shortened(traceback.format_exc()), isinstance(error, PeerLostError)
-        report.send(ReportedError(message, notes, trace, is_of_peer))
+        reported = ReportedError.of(error, _shortened(traceback.format_exc()))
+        report.send(reported._replace(message=_shortened(reported.message)))
         exit_code = exit_code_of(error)
     report.close()
     sys.stdout.flush()

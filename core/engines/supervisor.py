@@ -132,17 +132,13 @@ class Supervisor:
                 self._log(f"{reason}; the run ends")
                 self._give_up(TRAINING_FAILED)
             conditions.check()
-            if self._options.supervisor.elastic and self._run_state.checkpoint_due and not self._run_state.stopped:
-                self._take_in_learners()
-
-    def _take_in_learners(self) -> None:
-        """End this part of an elastic run, with a checkpoint, if nodes have room for more learners."""
-        if more := self._launcher.room_for_learners():
-            self._more_learners = more
-            self._log(
-                f"nodes have room for more learners ({more}); the run saves and goes on with {self.next_learners}"
-            )
-            self._run_state.stop(interrupt=True)
+            takes_learners = self._options.supervisor.elastic and self._run_state.checkpoint_due
+            if takes_learners and not self._run_state.stopped and (more := self._launcher.room_for_learners()):
+                self._more_learners = more
+                self._log(
+                    f"nodes have room for more learners ({more}); the run saves and goes on with {self.next_learners}"
+                )
+                self._run_state.stop(interrupt=True)
 
     # start and replace ------------------------------------------------------------------------------------------------
     def _start(self, slot: ProcessSlot) -> None:

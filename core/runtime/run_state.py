@@ -333,8 +333,7 @@ class RunState:
 
     def count_start(self, process_ind: int) -> None:
         """Forget all of a process before the supervisor starts a new one in its place."""
-        self.reset_heartbeat(process_ind)
-        self._arrays["processes"][process_ind, STARTS] += 1
+        self.set_starts(process_ind, self.starts(process_ind) + 1)
 
     def activity_marker(self, process_ind: int) -> np.ndarray:
         """Return the cell [1] in which the environment of a process notes whose code runs (Env.set_activity_marker)."""

@@ -17,7 +17,6 @@ from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from core.common.console import log_to_stderr
 from core.common.files import TEMPORARY
-from core.distributed.learner_group import PeerLostError
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle, ReportedError
 from core.engines.ray.cluster import Answer, Cluster, ClusterError, Head, Nodes
 from core.engines.ray.learner_host import HostPlan, LearnerHost
@@ -305,10 +304,7 @@ class RayProcessHandle(ProcessHandle):
             cause = error.cause if isinstance(error.cause, BaseException) else error
             if self._lost_reason:
                 return ExitStatus(exit_code_of(cause), reason=self._lost_reason)
-            notes = "".join(f" ({note})" for note in getattr(cause, "__notes__", ()))
-            message, is_of_peer = f"{type(cause).__name__}: {cause}", isinstance(cause, PeerLostError)
-            reported = ReportedError(message, notes, str(error), is_of_peer)
-            return ExitStatus(exit_code_of(cause), error=reported)
+            return ExitStatus(exit_code_of(cause), error=ReportedError.of(cause, str(error)))
         except ActorUnavailableError as error:
             # The process or its node is out of reach. The head will find out which; until then it may place nothing
             # there.
