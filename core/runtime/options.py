@@ -327,7 +327,7 @@ class RunOptions(ABC):
         if self.steps is not None:
             without = 0 if self.rate_limiter.samples_per_insert is None else self.rate_limiter.min_replay_size
             samples = (self.steps - without) * self.samples_per_step
-            # Up, because the run ends after an update that crosses the limit: a schedule that ended before would waste it.
+            # Rounded up: an update that ends the run must not come after the end of a schedule.
             limits.append(math.ceil(samples / (self.num_learners * self.batch_size * samples_per_window)))
         return max(min(limits), 1) if limits else None
 

@@ -349,11 +349,12 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
             "--seconds again to stop by time"
         )
     newest = max(options.checkpoint_folder.glob("step_*"), default=options.checkpoint_folder)
-    fixed = FIXED
+    fixed = [*FIXED]
     if (newest / "memory.pt").exists():
+        fixed += FIXED_WITH_REPLAY
         batch_sizes = (before.get("agent.batch_size"), options.agent.batch_size)
-        ring_steps = {options.memory_class.ring_steps(options.memory, size or 0, 1, 1) for size in batch_sizes}
-        fixed += FIXED_WITH_REPLAY + (("agent.batch_size",) if len(ring_steps) > 1 else ())
+        if len({options.memory_class.ring_steps(options.memory, size or 0, 1, 1) for size in batch_sizes}) > 1:
+            fixed.append("agent.batch_size")
     problems, run = [], saved.signature
     for name in different:
         refusal = f"{name}={after[name]!r} cannot continue run {run}, which has {name}={before[name]!r}"
