@@ -15,13 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams
-from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.ops.actions import mask_actions
 from core.ops.returns import bootstrap_position, n_step_return, soft_bootstrap
 from core.specs import ArraySpec
-from core.types import Batch, Window
+from core.types import Batch, TransitionBatch, Window
 
 
 def half_squared_loss(values: Tensor, targets: Tensor, reduction: str) -> Tensor:

@@ -16,14 +16,13 @@ from pydantic import Field
 from torch import Tensor
 
 from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams, select_actions
-from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
 from core.ops.actions import mask_actions
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
 from core.ops.returns import soft_bootstrap
-from core.types import Batch, State, TimeStep
+from core.types import Batch, State, TimeStep, TransitionBatch
 
 
 class Distribution(Protocol):

@@ -12,11 +12,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.agents.base.continuous_control import ContinuousControl, ControlAgentParams, CriticLosses, twin_losses
-from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer
 from core.ops.policy_distributions import squashed_gaussian
+from core.types import TransitionBatch
 
 LOG_DEVIATIONS = -20.0, 2.0  # bounds to which they are clipped, as in the authors' code
 

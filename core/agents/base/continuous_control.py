@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_learner_output
 from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
-from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
@@ -24,7 +23,7 @@ from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater, U
 from core.model import PolicyAndCritic
 from core.ops.returns import n_step_return
 from core.specs import Continuous, WindowSpec
-from core.types import Batch, State, TimeStep
+from core.types import Batch, State, TimeStep, TransitionBatch
 
 
 @frozen_dataclass
@@ -103,7 +102,7 @@ class ContinuousControl(Agent):
         self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator
     ) -> ActionNoise:
         num_actions = self.spec.action.low.size  # type: ignore[union-attr]
-        return ActionNoise.for_actor(self.params, actor_ind, num_actors, num_envs, num_actions, generator)
+        return ActionNoise(self.params, actor_ind, num_actors, num_envs, num_actions, generator)
 
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> None:
         return None
@@ -265,11 +264,6 @@ class Deterministic(ContinuousControl):
         total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
         grad_norm, applied = self.policy_optimizer.apply(total.loss, apply_if)
         return {"policy_loss": total.loss, "policy_grad_norm": grad_norm}, applied
-
-
-def value_losses(outputs: Tensor) -> Tensor:
-    """Compute - Q(s, mu(s)) of a critic that outputs one value (DDPG: 1509.02971, equation 6)."""
-    return -outputs[:, 0]
 
 
 class FlatParameters:
