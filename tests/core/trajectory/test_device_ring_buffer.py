@@ -99,7 +99,7 @@ def assert_equal_windows(found: Window, expected: Window) -> None:
 def test_every_window_equals_that_of_the_shared_ring(device, frame_stack, length, observations, crosses, chunk_length):
     rings = Rings(
         device,
-        WindowSpec(length, observations, crosses * chunk_length),
+        WindowSpec(length, observations, stride=int(crosses)),
         frame_stack=frame_stack,
         chunk_length=chunk_length,
     )
