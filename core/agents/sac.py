@@ -61,6 +61,7 @@ class SAC(ContinuousControl):
         self.temperature_optimizer = Optimizer(
             [self.log_temperature], replace(params, weight_decay=0.0), period=params.policy_update_period
         )
+        self.optimizers_of_policy_updates.append(self.temperature_optimizer)
         num_actions = self.spec.action.low.size  # type: ignore[union-attr]
         self._target_entropy = -float(num_actions) if params.target_entropy is None else params.target_entropy
 
@@ -96,11 +97,6 @@ class SAC(ContinuousControl):
             self.temperature_optimizer.step(self.log_temperature * excess, applied)
         statistics = {"policy_loss": total.loss, "policy_grad_norm": grad_norm, "temperature": temperature}
         return {**statistics, **total.statistics}, applied
-
-    def prepare_updates(self, count: int) -> None:
-        if policy_updates := self._policy_updates(count):
-            self.temperature_optimizer.plan(policy_updates)
-        super().prepare_updates(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def checkpoint_parts(self) -> dict[str, Any]:

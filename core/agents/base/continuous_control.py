@@ -112,6 +112,7 @@ class ContinuousControl(Agent):
         params, self.target = self.params, copy.deepcopy(self.model).requires_grad_(False)
         self.online_vectors, self.target_vectors = FlatParameters(self.model), FlatParameters(self.target)
         self.policy_optimizer = Optimizer([self.online_vectors.policy], params, period=params.policy_update_period)
+        self.optimizers_of_policy_updates = [self.policy_optimizer]
         critic_params = dataclasses.replace(
             params, learning_rate=params.critic_learning_rate, weight_decay=params.critic_weight_decay
         )
@@ -169,18 +170,14 @@ class ContinuousControl(Agent):
         return make_learner_output(statistics, total.priorities, applied)
 
     def prepare_updates(self, count: int) -> None:
-        if policy_updates := self._policy_updates(count):
-            period = self.params.policy_update_period
-            first = (self._updates.made // period + 1) * period
+        made, period = self._updates.made, self.params.policy_update_period
+        if policy_updates := (made + count) // period - made // period:
+            first = (made // period + 1) * period
             self._update_target.plan(first, policy_updates, self.online_vectors.both.device)
-            self.policy_optimizer.plan(policy_updates)
+            for optimizer in self.optimizers_of_policy_updates:
+                optimizer.plan(policy_updates)
         self.critic_optimizer.plan(count)
         self._updates.plan(count)
-
-    def _policy_updates(self, count: int) -> int:
-        """Return how many of the next `count` updates are updates of the policy too."""
-        made, period = self._updates.made, int(self.params.policy_update_period)
-        return (made + count) // period - made // period
 
     def transitions(self, batch: Batch) -> TransitionBatch:
         """Return the n-step transitions of a batch, with preprocessed observations."""
@@ -216,7 +213,7 @@ class ActionRange:
             torch.as_tensor(each, dtype=torch.float32, device=action.device)
             for each in (self._middle, self._half, self._space.low, self._space.high)
         )
-        stretched: Tensor = middle + half * torch.unflatten(action, 1, self._middle.shape)
+        stretched: Tensor = middle + half * action.reshape(-1, *self._middle.shape)
         return stretched.clamp(low, high)
 
     def from_space(self, action: Tensor) -> Tensor:
