@@ -25,7 +25,6 @@ from core.common.shared_arrays import SharedArrays
 from core.specs import ArraySpec
 
 USUAL_RATIO = 16  # compression of Atari frames at the least
-COPIES_RATIO = 8  # compression assumed for whole unrolls that a replay strategy copies
 RAW: Final = "raw"
 
 
