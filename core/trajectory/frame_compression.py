@@ -13,7 +13,6 @@ has an arena of fixed size.
 
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal, NamedTuple
 
 import lz4.block
@@ -188,38 +187,6 @@ class CompressedFrameWriter:
             self._oldest[0] = kept * length
 
 
-class GatherThreadPool:
-    """A pool of threads that share the work of one call. It starts them on first use and never pickles them."""
-
-    def __init__(self, count: int):
-        self.count = count
-        self._pool: ThreadPoolExecutor | None = None
-
-    def run(self, function: Callable[[slice], Any], length: int) -> None:
-        """Call function(part) for `count` parts that cover 0 .. length."""
-        if self.count == 1 or length < 2 * self.count:
-            function(slice(0, length))
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="gather")
-        bounds = np.linspace(0, length, self.count + 1).astype(int).tolist()
-        for _ in self._pool.map(function, map(slice, bounds[:-1], bounds[1:])):
-            pass
-
-    def gather(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Return copies of frames[slots], [*slots.shape, *frame].
-
-        numpy's take releases the interpreter lock and copies whole frames. torch's index_select would also wake the
-        learner's compute threads.
-        """
-        taken, flat = np.empty((slots.size, *frames.shape[1:]), frames.dtype), slots.ravel()
-        self.run(lambda part: frames.take(flat[part], axis=0, out=taken[part], mode="clip"), slots.size)
-        return taken.reshape(*slots.shape, *frames.shape[1:])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"count": self.count, "_pool": None}
-
-
 class CompressedFrameReader:
     """A reader of the compressed frames of all actors."""
 
@@ -227,7 +194,8 @@ class CompressedFrameReader:
         self,
         layout: PackedLayout,
         arrays: SharedArrays,
-        threads: GatherThreadPool,
+        in_parts: Callable[[Callable[[slice], Any], int], None],
+        gather: Callable[[np.ndarray, np.ndarray], np.ndarray],
         first_valid_step: Callable[[], np.ndarray],
     ):
         """Bind the reader to the arrays.
@@ -235,10 +203,12 @@ class CompressedFrameReader:
         Args:
             layout: Sizes of the compressed frames.
             arrays: The rings of all actors.
-            threads: Share the work of each call.
+            in_parts: Calls a function of parts that cover 0 .. length, in threads.
+            gather: Returns copies of frames at these slots.
             first_valid_step: Returns the oldest step id of each actor that cannot have been overwritten until now.
         """
-        self._layout, self._arrays, self._threads, self._first_valid_step = layout, arrays, threads, first_valid_step
+        self._layout, self._arrays, self._first_valid_step = layout, arrays, first_valid_step
+        self._in_parts, self._gather = in_parts, gather
         self._unpacked = arrays["frame"].reshape(-1, *layout.frame.shape)
         self._arenas = [memoryview(arena) for arena in arrays["arena"]]
         self._index = [arrays[name] for name in ("block_start", "block_bytes", "block_check")]
@@ -257,7 +227,7 @@ class CompressedFrameReader:
         blocks, inverse = np.unique(chunks * self._total_envs + env_ids[packed], return_inverse=True)
         slots = np.zeros(packed.shape, np.int64)
         slots[packed] = inverse * self._layout.chunk_length + offsets
-        frames = self._threads.gather(self._unpack(*np.divmod(blocks, self._total_envs)), slots)
+        frames = self._gather(self._unpack(*np.divmod(blocks, self._total_envs)), slots)
         frames[recent] = newest
         return frames
 
@@ -285,7 +255,7 @@ class CompressedFrameReader:
         """Return the frames of these blocks, [K * chunk_length, *frame]; those of a lost chunk are undefined."""
         layout = self._layout
         unpacked = np.empty((max(len(chunks), 1), layout.block_bytes), np.uint8)
-        self._threads.run(lambda part: self._unpack_some(chunks[part], env_ids[part], unpacked[part]), len(chunks))
+        self._in_parts(lambda part: self._unpack_some(chunks[part], env_ids[part], unpacked[part]), len(chunks))
         return unpacked.view(layout.frame.dtype).reshape(-1, *layout.frame.shape)
 
     def _unpack_some(self, chunks: np.ndarray, env_ids: np.ndarray, unpacked: np.ndarray) -> None:

@@ -17,6 +17,8 @@ agent adds. Step t holds the action taken at its observation, and the reward and
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
@@ -28,14 +30,7 @@ from torch import Tensor
 from core.common.shared_arrays import SharedArrays, total_bytes
 from core.common.system import available_bytes
 from core.specs import ArraySpec, EnvSpec, WindowSpec
-from core.trajectory.frame_compression import (
-    RAW,
-    CompressedFrameReader,
-    GatherThreadPool,
-    PackedLayout,
-    StorageParams,
-    arena_bytes,
-)
+from core.trajectory.frame_compression import RAW, CompressedFrameReader, PackedLayout, StorageParams, arena_bytes
 from core.types import ACTION_MASK, Window
 
 STORAGE = StorageParams()
@@ -239,6 +234,38 @@ class WindowGatherer(ABC, Generic[Array]):
         return frames
 
 
+class GatherThreadPool:
+    """A pool of threads that share the work of one call. It starts them on first use and never pickles them."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run(self, function: Callable[[slice], Any], length: int) -> None:
+        """Call function(part) for `count` parts that cover 0 .. length."""
+        if self.count == 1 or length < 2 * self.count:
+            function(slice(0, length))
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="gather")
+        bounds = np.linspace(0, length, self.count + 1).astype(int).tolist()
+        for _ in self._pool.map(function, map(slice, bounds[:-1], bounds[1:])):
+            pass
+
+    def gather(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Return copies of frames[slots], [*slots.shape, *frame].
+
+        numpy's take releases the interpreter lock and copies whole frames. torch's index_select would also wake the
+        learner's compute threads.
+        """
+        taken, flat = np.empty((slots.size, *frames.shape[1:]), frames.dtype), slots.ravel()
+        self.run(lambda part: frames.take(flat[part], axis=0, out=taken[part], mode="clip"), slots.size)
+        return taken.reshape(*slots.shape, *frames.shape[1:])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"count": self.count, "_pool": None}
+
+
 def first_valid_step(arrays: SharedArrays, layout: Layout) -> np.ndarray:
     """Return the oldest step id of each actor that cannot have been overwritten until now, [num_actors] int64.
 
@@ -271,7 +298,7 @@ class Trajectories(WindowGatherer[np.ndarray]):
         if (packed := self.layout.packed) is None:
             return None
         first_valid = partial(first_valid_step, self.arrays, self.layout)
-        return CompressedFrameReader(packed, self.arrays, self._threads, first_valid)
+        return CompressedFrameReader(packed, self.arrays, self._threads.run, self._threads.gather, first_valid)
 
     def written(self) -> np.ndarray:
         """Return how many steps an environment of each actor has published, [num_actors] int64; never falls."""
