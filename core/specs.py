@@ -204,14 +204,15 @@ class EnvSpec:
 class WindowSpec:
     """Steps t .. t + length that a learner samples together, and the positions of the stacked observations among them.
 
-    If `crosses_episodes` is False, a position past the end of the episode means the episode's last step. A truncated
+    Windows without a stride end with their episode: a position past its end means the episode's last step. A truncated
     episode bootstraps from the observation of that step.
     """
 
     length: int  # steps after the first
     observations: tuple[int, ...]  # positions in 0 .. length
-    crosses_episodes: bool = False
-    stride: int = 0  # 0: windows start at any step; else at multiples of it, the length of a chunk
+    # 0: windows start at any step. Else they are sequences that start at multiples of it, the length of a chunk, and
+    # cross episodes.
+    stride: int = 0
 
     @classmethod
     def transition(cls, n_step: int) -> "WindowSpec":
@@ -221,7 +222,7 @@ class WindowSpec:
     @classmethod
     def unroll(cls, length: int) -> "WindowSpec":
         """Return the window of a whole chunk of `length` steps, with the observation to bootstrap from."""
-        return cls(length, tuple(range(length + 1)), crosses_episodes=True, stride=length)
+        return cls(length, tuple(range(length + 1)), stride=length)
 
     def fits(self, window: Window) -> bool:
         """Return True if the window has this number of steps and observations."""

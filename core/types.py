@@ -65,6 +65,10 @@ class SampleIds(NamedTuple):
     env_ids: np.ndarray  # [B] int64, actor * environments per actor + environment
     step_ids: np.ndarray  # [B] int64, number of the step in its environment, from 0
 
+    def select(self, which: slice | list[int] | np.ndarray) -> "SampleIds":
+        """Return some of the steps."""
+        return SampleIds(self.env_ids[which], self.step_ids[which])
+
 
 class Batch(NamedTuple):
     """Sampled windows, their identities and their weights."""
@@ -92,13 +96,30 @@ def slice_batch(batch: Batch, part: slice | None) -> Batch:
     """Return some windows of a batch, as views and not precomputed. If `part` is None, return the batch itself."""
     if part is None:
         return batch
-    window, keys = batch.window, batch.keys
+    window = batch.window
     extras = {name: field[:, part] for name, field in window.extras.items()}
     states = tuple(state[part] for state in window.states)
     sliced = Window._make([*(field[:, part] for field in window[:6]), extras, states])
     fresh = None if batch.fresh is None else batch.fresh[part]
-    ids = SampleIds(keys.env_ids[part], keys.step_ids[part])
-    return Batch(sliced, ids, batch.weights[part], fresh, batch.on_policy)
+    return Batch(sliced, batch.keys.select(part), batch.weights[part], fresh, batch.on_policy)
+
+
+class TransitionBatch(NamedTuple):
+    """A batch of n-step transitions; actions of continuous agents are in -1 .. 1."""
+
+    observation: Tensor  # [B, ...]
+    action: Tensor  # [B], or [B, A]
+    returns: Tensor  # [B] R of n_step_return
+    bootstrap_discounts: Tensor  # [B] D of n_step_return: the target is R + D * bootstrap
+    next_observation: Tensor  # [B, ...] that the target bootstraps from
+    legal: Tensor | None = None  # [B, A] actions that were legal; None if the environment has no masks
+    next_legal: Tensor | None = None  # [B, A] actions that are legal in the observation bootstrapped from
+
+    def select(self, part: slice | None) -> "TransitionBatch":
+        """Return some of the transitions. If `part` is None, return all."""
+        if part is None:
+            return self
+        return TransitionBatch._make(None if field is None else field[part] for field in self)
 
 
 class ActorCriticOutput(NamedTuple):

@@ -9,9 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, Deterministic
-from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss
+from core.types import TransitionBatch
 
 
 @frozen_dataclass

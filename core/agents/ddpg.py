@@ -7,8 +7,8 @@
 
 from torch import Tensor
 
-from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, Deterministic, value_losses
-from core.agents.base.transitions import TransitionBatch
+from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, Deterministic
+from core.types import TransitionBatch
 
 
 class DDPG(Deterministic):
@@ -25,4 +25,5 @@ class DDPG(Deterministic):
         return CriticLosses(errors.square(), errors.detach().abs(), values)
 
     def policy_losses(self, outputs: Tensor) -> Tensor:
-        return value_losses(outputs)
+        """Compute - Q(s, mu(s)) (equation 6)."""
+        return -outputs[:, 0]

@@ -7,7 +7,7 @@
   window before the mean.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,21 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams
-from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.ops.actions import mask_actions
 from core.ops.returns import bootstrap_position, n_step_return, soft_bootstrap
 from core.specs import ArraySpec
-from core.types import Batch, Window
-
-
-def half_squared_loss(values: Tensor, targets: Tensor, reduction: str) -> Tensor:
-    """Compute (value - target)^2 / 2, whose gradient is the error, as Ape-X has it and as the Huber loss within 1."""
-    return 0.5 * F.mse_loss(values, targets, reduction=reduction)
-
-
-LOSSES: dict[str, Any] = {"huber": F.huber_loss, "squared": half_squared_loss}
+from core.types import Batch, TransitionBatch, Window
 
 
 @frozen_dataclass
@@ -66,7 +57,10 @@ class DQN(QLearning):
         targets = self._targets(transitions, *target_outputs)  # [B]
         values = self.model(transitions.observation, ())[0]  # [B, A]
         q_taken = values.gather(1, transitions.action[:, None])[:, 0]  # [B]
-        losses = LOSSES[self.params.loss](q_taken, targets, reduction="none")  # [B]
+        if self.params.loss == "huber":
+            losses = F.huber_loss(q_taken, targets, reduction="none")  # [B]
+        else:
+            losses = 0.5 * (q_taken - targets).square()  # as Ape-X has it; its gradient is that of Huber within 1
         loss = (batch.weights.to(self.device) * losses).mean()
         errors = (targets - q_taken.detach()).abs()
         return Loss(loss, {"q_mean": values.detach().mean(), "td_error": errors.mean()}, errors)

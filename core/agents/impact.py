@@ -119,10 +119,8 @@ class Impact(SumLossAgent):
         target_kl, steps = all_reduce_mean(torch.stack([target_kl, steps]))
         adapted = adapted_kl_coefficient(self._kl_coefficient, target_kl / steps, self.params.kl_target)
         adapted = adapted.clamp(self.params.kl_coefficient / KL_SPAN, self.params.kl_coefficient * KL_SPAN)
-        if isinstance(apply_if, Tensor):
-            adapted = torch.where(apply_if, adapted, self._kl_coefficient)
-        if apply_if is not False:
-            self._kl_coefficient.copy_(adapted)
+        apply_if = torch.as_tensor(apply_if, device=self.device)
+        self._kl_coefficient.copy_(torch.where(apply_if, adapted, self._kl_coefficient))
 
     def prepare_updates(self, count: int) -> None:
         super().prepare_updates(count)

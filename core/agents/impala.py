@@ -25,7 +25,7 @@ from core.ops.policy_losses import (
     policy_gradient_loss,
     value_cloning_loss,
 )
-from core.ops.vtrace import relevance, vtrace
+from core.ops.vtrace import implied_policy, vtrace
 from core.specs import Discrete
 from core.types import Batch
 
@@ -78,7 +78,7 @@ class Impala(SumLossAgent):
         valid = ~window.lasts[:-1]  # [T, B]: steps where an action was taken
         fresh, included = valid if batch.fresh is None else valid & batch.fresh.to(self.device), valid
         if params.relevance != "none":
-            included = valid & (fresh | self._relevance(logits.detach(), behaviour_logits))
+            included = valid & (fresh | self._is_relevant(logits.detach(), behaviour_logits))
         log_probs, entropies = self.policy.log_probs(logits, actions), self.policy.entropies(logits)
         log_ratios = log_probs.detach() - self.policy.log_probs(behaviour_logits, actions)
         rewards, discounts = window.rewards[:-1], params.gamma * window.discounts[:-1]
@@ -109,10 +109,10 @@ class Impala(SumLossAgent):
         statistics |= {"on_policy_fraction": fresh.sum(), "trusted_fraction": included.sum(), "steps": valid.sum()}
         return Loss(loss, {name: value.detach() for name, value in statistics.items()})
 
-    def _relevance(self, logits: Tensor, behaviour_logits: Tensor) -> Tensor:
-        """Return a mask [T, B] of the states that LASER learns from."""
-        params = self.params
-        if params.relevance == "kl":
-            near: Tensor = self.policy.kl(logits, behaviour_logits) < params.relevance_threshold
-            return near
-        return relevance(logits, behaviour_logits, params.relevance, params.relevance_threshold, params.rho_bar)
+    def _is_relevant(self, logits: Tensor, behaviour_logits: Tensor) -> Tensor:
+        """Return a mask [T, B] of the states that LASER (1909.11583) learns from."""
+        params, reference = self.params, behaviour_logits
+        if params.relevance == "implied":
+            reference = implied_policy(logits, behaviour_logits, params.rho_bar)
+        near: Tensor = self.policy.kl(logits, reference) < params.relevance_threshold
+        return near

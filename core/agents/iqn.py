@@ -13,7 +13,6 @@ from pydantic import Field
 from torch import Tensor
 
 from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams, select_actions
-from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
@@ -21,7 +20,7 @@ from core.model import Model
 from core.ops.actions import mask_actions
 from core.ops.distributional import implicit_quantile_loss
 from core.ops.returns import soft_bootstrap
-from core.types import Batch, QuantileInputs, State, TimeStep
+from core.types import Batch, QuantileInputs, State, TimeStep, TransitionBatch
 
 
 @frozen_dataclass

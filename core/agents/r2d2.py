@@ -87,7 +87,7 @@ class R2D2(QLearning):
         """Return the burn-in, the trained steps, and n more to bootstrap from."""
         params = self.params
         steps = params.burn_in + params.unroll_length + params.n_step
-        return WindowSpec(steps - 1, tuple(range(steps)), crosses_episodes=True, stride=params.sequence_period)
+        return WindowSpec(steps - 1, tuple(range(steps)), stride=params.sequence_period)
 
     @property
     def extras(self) -> dict[str, ArraySpec]:

@@ -9,29 +9,31 @@
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams, select_actions
-from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
 from core.ops.actions import mask_actions
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
 from core.ops.returns import soft_bootstrap
-from core.types import Batch, State, TimeStep
+from core.types import Batch, State, TimeStep, TransitionBatch
 
 
-class Distribution(Protocol):
-    """Interpretation of a model's N numbers as a distribution of returns."""
+class Categorical:
+    """A model's N numbers as logits of N atoms, evenly from v_min to v_max."""
+
+    def __init__(self, params: "RainbowParams"):
+        self._v_min, self._v_max = params.v_min, params.v_max
 
     def mean(self, output: Tensor) -> Tensor:
         """Return the action values [...] of model outputs [..., N]."""
-        ...
+        return categorical_mean(output, self._v_min, self._v_max)
 
     def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, discounts: Tensor) -> Tensor:
         """Compute the losses [B] of outputs against the distribution of R + D Z.
@@ -42,25 +44,15 @@ class Distribution(Protocol):
             returns: [B] R of n_step_return.
             discounts: [B] D of n_step_return.
         """
-        ...
-
-
-class Categorical:
-    """Logits of N atoms, evenly from v_min to v_max."""
-
-    def __init__(self, params: "RainbowParams"):
-        self._v_min, self._v_max = params.v_min, params.v_max
-
-    def mean(self, output: Tensor) -> Tensor:
-        return categorical_mean(output, self._v_min, self._v_max)
-
-    def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, discounts: Tensor) -> Tensor:
         target = categorical_projection(bootstrap.softmax(1), returns, discounts, self._v_min, self._v_max)
         return kl_loss(output, target)
 
 
 class Quantile:
-    """Values of N quantiles at the fractions 1 / 2 N, 3 / 2 N and so on."""
+    """A model's N numbers as values of N quantiles at the fractions 1 / 2 N, 3 / 2 N and so on.
+
+    The methods have the arguments of Categorical's.
+    """
 
     def __init__(self, params: "RainbowParams"):
         self._kappa = params.kappa
@@ -70,9 +62,6 @@ class Quantile:
 
     def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, discounts: Tensor) -> Tensor:
         return quantile_huber_loss(output, returns[:, None] + discounts[:, None] * bootstrap, self._kappa)
-
-
-DISTRIBUTIONS: dict[str, Any] = {"categorical": Categorical, "quantile": Quantile}
 
 
 @frozen_dataclass
@@ -106,7 +95,8 @@ class Rainbow(QLearning):
 
     def __init__(self, params: RainbowParams, *args: Any):
         super().__init__(params, *args)
-        self._distribution: Distribution = DISTRIBUTIONS[params.distribution](params)
+        is_categorical = params.distribution == "categorical"
+        self._distribution = Categorical(params) if is_categorical else Quantile(params)
 
     @classmethod
     def problems(cls, params: RainbowParams) -> list[str]:

@@ -12,11 +12,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.agents.base.continuous_control import ContinuousControl, ControlAgentParams, CriticLosses, twin_losses
-from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer
 from core.ops.policy_distributions import squashed_gaussian
+from core.types import TransitionBatch
 
 LOG_DEVIATIONS = -20.0, 2.0  # bounds to which they are clipped, as in the authors' code
 
@@ -61,6 +61,7 @@ class SAC(ContinuousControl):
         self.temperature_optimizer = Optimizer(
             [self.log_temperature], replace(params, weight_decay=0.0), period=params.policy_update_period
         )
+        self.optimizers_of_policy_updates.append(self.temperature_optimizer)
         num_actions = self.spec.action.low.size  # type: ignore[union-attr]
         self._target_entropy = -float(num_actions) if params.target_entropy is None else params.target_entropy
 
@@ -96,11 +97,6 @@ class SAC(ContinuousControl):
             self.temperature_optimizer.step(self.log_temperature * excess, applied)
         statistics = {"policy_loss": total.loss, "policy_grad_norm": grad_norm, "temperature": temperature}
         return {**statistics, **total.statistics}, applied
-
-    def prepare_updates(self, count: int) -> None:
-        if policy_updates := self._policy_updates(count):
-            self.temperature_optimizer.plan(policy_updates)
-        super().prepare_updates(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def checkpoint_parts(self) -> dict[str, Any]:

@@ -10,15 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agents.base.continuous_control import (
-    ControlAgentParams,
-    CriticLosses,
-    Deterministic,
-    twin_losses,
-    value_losses,
-)
-from core.agents.base.transitions import TransitionBatch
+from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, Deterministic, twin_losses
 from core.common.settings import frozen_dataclass
+from core.types import TransitionBatch
 
 
 @frozen_dataclass
@@ -48,4 +42,5 @@ class TD3(Deterministic):
         return twin_losses(transitions, outputs, bootstrap)
 
     def policy_losses(self, outputs: Tensor) -> Tensor:
-        return value_losses(outputs)
+        """Compute - Q_1(s, mu(s)) (algorithm 1)."""
+        return -outputs[:, 0]

@@ -118,9 +118,8 @@ class Optimizer:
         steps_per_update: steps of this optimiser in one update of the agent, which have one learning rate.
     """
 
-    # Learning rates of the planned steps, and that of the current one.
-    _planned: ScheduledTensor | None = None
-    _planned_lr: Tensor
+    _planned: ScheduledTensor | None = None  # learning rates of the planned steps
+    _last_lr: float | Tensor  # of the last step; of a planned one on the device
 
     def __init__(
         self,
@@ -166,8 +165,8 @@ class Optimizer:
 
     @property
     def rate(self) -> Tensor:
-        """Return the learning rate of the last step as a metric, on the device if steps are planned."""
-        return torch.tensor(self._lr_of(self._steps - 1)) if self._planned is None else self._planned_lr
+        """Return the learning rate of the last step as a metric; that of a planned step is on the device."""
+        return torch.as_tensor(self._last_lr)
 
     def _lr_of(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0, which is taken in the last update of its period."""
@@ -257,10 +256,10 @@ class Optimizer:
                 torch._foreach_mul_(gradients, scale)
         if self._planned is not None:
             return norm, self._apply_planned(torch.isfinite(norm + loss) & apply_if)
-        applied = bool(apply_if) and math.isfinite(norm + loss)
+        self._last_lr, applied = self.lr, bool(apply_if) and math.isfinite(norm + loss)
         if applied:
             for settings in self._optimizer.param_groups:
-                settings["lr"], settings["capturable"] = self.lr, False
+                settings["lr"], settings["capturable"] = self._last_lr, False
             self._optimizer.step()
             increment_version(self._parameters)  # which fused optimisers do not
         self._steps += 1
@@ -278,9 +277,9 @@ class Optimizer:
         optimiser is undone.
         """
         assert self._planned is not None
-        self._planned_lr = self._planned.take()
+        self._last_lr = lr = self._planned.take()
         for group in self._optimizer.param_groups:
-            group["lr"], group["capturable"] = self._planned_lr, self._planned_lr.is_cuda
+            group["lr"], group["capturable"] = lr, lr.is_cuda
         if self._params.optimizer == "adam":
             self._optimizer.found_inf = (~apply_if).to(torch.float32)  # type: ignore[attr-defined]
             self._optimizer.step()

@@ -199,24 +199,15 @@ class PrioritizedMemory(Memory):
         self._starts = WindowStarts(self.trajectories, window)
 
     @cached_property
-    def rule(self) -> PriorityRule[np.ndarray]:
-        """Return the arithmetic of priorities, which the learner's process makes: what Ray sends is read-only."""
-        return PriorityRule(self.params, np.ones(()))
-
-    @cached_property
     def _leaves(self) -> PrioritizedLeaves[SumTree]:
-        """Return the leaves, made on first use so that they are not sent to every process."""
-        return PrioritizedLeaves(self._starts, SumTree(math.prod(self._starts.shape)), self.rule)
+        """Return the leaves, made on first use: they are not sent to every process, and what Ray sends is read-only."""
+        tree = SumTree(math.prod(self._starts.shape))
+        return PrioritizedLeaves(self._starts, tree, PriorityRule(self.params, np.ones(())))
 
     @property
     def tree(self) -> SumTree:
         """Return the sum tree over the leaves of all starts."""
         return self._leaves.store
-
-    @property
-    def beta(self) -> float:
-        """Return the exponent of the next batch's importance weights."""
-        return self.rule.beta(self._leaves.batches)
 
     def sample(self, batch_size: int) -> Batch | None:
         check_batch_size(batch_size)
@@ -225,9 +216,9 @@ class PrioritizedMemory(Memory):
         drawn = self._starts.read(self._draw, batch_size)
         if drawn is None:
             return None
-        window, ids = drawn
+        (window, ids), rule = drawn, self._leaves.rule
         leaves = self.tree.leaves[self._starts.leaf_indices(*ids)].reshape(-1, self.batches_per_sample)
-        weights = self.rule.weights(leaves, self.beta).astype(np.float32)
+        weights = rule.weights(leaves, rule.beta(self._leaves.batches)).astype(np.float32)
         self._leaves.batches += self.batches_per_sample
         return Batch(window, ids, torch.from_numpy(weights.reshape(-1)))
 
@@ -235,23 +226,25 @@ class PrioritizedMemory(Memory):
         total = self.tree.total
         if not total:
             return None
-        leaf_indices = self.tree.find(self.rule.fractions(self.generator.random(count)) * total)
+        leaf_indices = self.tree.find(self._leaves.rule.fractions(self.generator.random(count)) * total)
         return SampleIds(*self._starts.ids(leaf_indices, self._leaves.low))
 
     def _first_leaves(self, env_ids: np.ndarray, step_ids: np.ndarray) -> np.ndarray:
         slots = self.trajectories.slots(env_ids, step_ids)
         priorities = self.trajectories.flat("priority")[slots].astype(np.float64)
-        return self.rule.first_leaves(priorities, self._starts.invalid_starts(self.trajectories.flat("last")[slots]))
+        invalid_starts = self._starts.invalid_starts(self.trajectories.flat("last")[slots])
+        leaves: np.ndarray = self._leaves.rule.first_leaves(priorities, invalid_starts)
+        return leaves
 
     def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
         """Set the |td| priorities [B] of starts; starts overwritten since are dropped.
 
         Raises ValueError for priorities that are not [B], finite and non-negative.
         """
-        priorities = np.asarray(priorities, np.float64)
+        priorities, rule = np.asarray(priorities, np.float64), self._leaves.rule
         if priorities.shape != keys.step_ids.shape:
             raise ValueError(f"priorities have shape {priorities.shape}, their keys {keys.step_ids.shape}")
-        invalid = ~self.rule.is_valid(priorities)
+        invalid = ~rule.is_valid(priorities)
         if invalid.any():
             raise ValueError(
                 f"priorities must be finite and not negative, not {priorities[invalid][0]} "
@@ -261,7 +254,7 @@ class PrioritizedMemory(Memory):
         live = (numbers >= self._leaves.low[actors]) & (numbers < self._leaves.high[actors])
         if live.any():
             leaf_indices = self._starts.leaf_indices(keys.env_ids[live], keys.step_ids[live])
-            self.tree.set(leaf_indices, self.rule.leaves(priorities[live]))
+            self.tree.set(leaf_indices, rule.leaves(priorities[live]))
 
     def statistics(self) -> dict[str, float]:
         return {**super().statistics(), **self._leaves.statistics()}

@@ -59,6 +59,9 @@ class PolicyDistribution(Protocol):
     def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
         """Draw an action for each of E environments from parameters [E, P]; without a generator, the likeliest one."""
 
+    def likeliest(self, parameters: Tensor) -> Tensor:
+        """Return the likeliest action of each of E environments from parameters [E, P], as `sample` does."""
+
     def log_probs(self, parameters: Tensor, actions: Tensor) -> Tensor:
         """Compute log pi(a) [T, B] from parameters [T, B, P]."""
 
@@ -77,6 +80,9 @@ class Categorical:
         noise = 0.0 if generator is None else generator.gumbel(size=parameters.shape)
         action: np.ndarray = (parameters + noise).argmax(1)
         return action
+
+    def likeliest(self, parameters: Tensor) -> Tensor:
+        return parameters.argmax(1)
 
     log_probs = staticmethod(log_probs_of)
     entropies = staticmethod(entropies_of)
@@ -101,6 +107,9 @@ class MultiCategorical:
         noise = 0.0 if generator is None else generator.gumbel(size=parameters.shape)
         parts = np.split(parameters + noise, np.cumsum(self._nvec)[:-1], 1)
         return np.stack([part.argmax(1) for part in parts], 1)
+
+    def likeliest(self, parameters: Tensor) -> Tensor:
+        return torch.stack([part.argmax(1) for part in self.split(parameters)], 1)
 
     def log_probs(self, parameters: Tensor, actions: Tensor) -> Tensor:
         choices, parts = actions.unbind(-1), self.split(parameters)
@@ -136,6 +145,9 @@ class DiagonalGaussian:
         noise = generator.standard_normal(means.shape, np.float32)
         action: np.ndarray = means + np.exp(log_deviations) * noise
         return action
+
+    def likeliest(self, parameters: Tensor) -> Tensor:
+        return parameters.chunk(2, -1)[0]
 
     def log_probs(self, parameters: Tensor, actions: Tensor) -> Tensor:
         """Compute sum_i log N(a_i) [T, B]; squashed, less log(1 - tanh(a_i)^2) by the change of variables."""
@@ -179,6 +191,10 @@ class ChoicesAndNumbers:
         logits, moments = parameters[..., : self.num_logits], parameters[..., self.num_logits :]
         parts = self.choices.sample(logits, generator), self.numbers.sample(moments, generator)
         return np.concatenate(parts, 1, dtype=parameters.dtype)
+
+    def likeliest(self, parameters: Tensor) -> Tensor:
+        logits, moments = self.split(parameters)
+        return torch.cat([self.choices.likeliest(logits).to(moments.dtype), self.numbers.likeliest(moments)], 1)
 
     def log_probs(self, parameters: Tensor, actions: Tensor) -> Tensor:
         logits, moments = self.split(parameters)

@@ -6,8 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from core.ops.policy_losses import kl
-
 
 class VTraceReturns(NamedTuple):
     """Value targets and advantages of V-trace."""
@@ -106,26 +104,6 @@ def implied_policy(target_logits: Tensor, behaviour_logits: Tensor, rho_bar: flo
         raise ValueError(f"logits must be [T, B, A] of one shape, not {shapes}, and rho_bar positive, not {rho_bar}")
     log_pi, log_mu = torch.log_softmax(target_logits, -1), torch.log_softmax(behaviour_logits, -1)
     return torch.log_softmax(torch.minimum(log_mu + math.log(rho_bar), log_pi), -1)
-
-
-@torch.no_grad()
-def relevance(target_logits: Tensor, behaviour_logits: Tensor, kind: str, threshold: float, rho_bar: float) -> Tensor:
-    """Return a mask [T, B] of the states that LASER (1909.11583) learns from.
-
-    Args:
-        target_logits: [T, B, A] of pi.
-        behaviour_logits: [T, B, A] of mu.
-        kind: "implied" for KL(pi || pi~) < threshold, "kl" for KL(pi || mu) < threshold.
-        threshold: Nats.
-        rho_bar: Clip of pi / mu for `implied_policy`, whose result is pi~.
-
-    Raises:
-        ValueError: The kind is another, or the shapes differ.
-    """
-    if kind not in ("implied", "kl"):
-        raise ValueError(f"relevance is measured by 'implied' or 'kl', not {kind!r}")
-    reference = implied_policy(target_logits, behaviour_logits, rho_bar) if kind == "implied" else behaviour_logits
-    return kl(target_logits, reference) < threshold
 
 
 def _check_window(log_ratios: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor, included: Tensor) -> None:

@@ -5,6 +5,7 @@ these classes. utils/options.py holds the rows, the lines to edit, and the look-
 """
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Literal
@@ -326,7 +327,8 @@ class RunOptions(ABC):
         if self.steps is not None:
             without = 0 if self.rate_limiter.samples_per_insert is None else self.rate_limiter.min_replay_size
             samples = (self.steps - without) * self.samples_per_step
-            limits.append(int(samples / (self.num_learners * self.batch_size * samples_per_window)))
+            # Rounded up: an update that ends the run must not come after the end of a schedule.
+            limits.append(math.ceil(samples / (self.num_learners * self.batch_size * samples_per_window)))
         return max(min(limits), 1) if limits else None
 
     @property

@@ -24,7 +24,6 @@ from core.common.shared_arrays import SharedArrays
 from core.specs import ArraySpec
 
 USUAL_RATIO = 16  # compression of Atari frames at the least
-COPIES_RATIO = 8  # compression assumed for whole unrolls that a replay strategy copies
 RAW: Final = "raw"
 
 
@@ -196,6 +195,7 @@ class CompressedFrameReader:
         layout: PackedLayout,
         arrays: SharedArrays,
         in_parts: Callable[[Callable[[slice], Any], int], None],
+        gather: Callable[[np.ndarray, np.ndarray], np.ndarray],
         first_valid_step: Callable[[], np.ndarray],
     ):
         """Bind the reader to the arrays.
@@ -204,9 +204,11 @@ class CompressedFrameReader:
             layout: Sizes of the compressed frames.
             arrays: The rings of all actors.
             in_parts: Calls a function of parts that cover 0 .. length, in threads.
+            gather: Returns copies of frames at these slots.
             first_valid_step: Returns the oldest step id of each actor that cannot have been overwritten until now.
         """
-        self._layout, self._arrays, self._in_parts, self._first_valid_step = layout, arrays, in_parts, first_valid_step
+        self._layout, self._arrays, self._first_valid_step = layout, arrays, first_valid_step
+        self._in_parts, self._gather = in_parts, gather
         self._unpacked = arrays["frame"].reshape(-1, *layout.frame.shape)
         self._arenas = [memoryview(arena) for arena in arrays["arena"]]
         self._index = [arrays[name] for name in ("block_start", "block_bytes", "block_check")]
@@ -225,10 +227,7 @@ class CompressedFrameReader:
         blocks, inverse = np.unique(chunks * self._total_envs + env_ids[packed], return_inverse=True)
         slots = np.zeros(packed.shape, np.int64)
         slots[packed] = inverse * self._layout.chunk_length + offsets
-        unpacked, flat = self._unpack(*np.divmod(blocks, self._total_envs)), slots.ravel()
-        frames = np.empty((slots.size, *unpacked.shape[1:]), unpacked.dtype)
-        self._in_parts(lambda part: unpacked.take(flat[part], axis=0, out=frames[part], mode="clip"), slots.size)
-        frames = frames.reshape(*slots.shape, *unpacked.shape[1:])
+        frames = self._gather(self._unpack(*np.divmod(blocks, self._total_envs)), slots)
         frames[recent] = newest
         return frames
 

@@ -204,7 +204,7 @@ class WindowGatherer(ABC, Generic[Array]):
         offsets, positions = self._offsets[spec]
         slots = self.slots(env_ids, step_ids + offsets)  # [T + 1, B]
         lasts, library = self._take("last", slots), self.library
-        if not spec.crosses_episodes:
+        if not spec.stride:
             episode_end = library.amin(library.where(lasts, offsets, spec.length), 0)  # [B]
             positions = library.minimum(positions, episode_end)  # [P, B]
         observations = self._observations(env_ids, step_ids + positions)
@@ -298,7 +298,7 @@ class Trajectories(WindowGatherer[np.ndarray]):
         if (packed := self.layout.packed) is None:
             return None
         first_valid = partial(first_valid_step, self.arrays, self.layout)
-        return CompressedFrameReader(packed, self.arrays, self._threads.run, first_valid)
+        return CompressedFrameReader(packed, self.arrays, self._threads.run, self._threads.gather, first_valid)
 
     def written(self) -> np.ndarray:
         """Return how many steps an environment of each actor has published, [num_actors] int64; never falls."""

@@ -142,7 +142,7 @@ def observed(rows: list[Row], start: int, spec: WindowSpec) -> list[np.ndarray]:
     for position in spec.observations:
         row = start
         for _ in range(position):
-            if rows[row].last and not spec.crosses_episodes:
+            if rows[row].last and not spec.stride:
                 break
             row += 1
         found.append(rows[row].observation)
@@ -328,7 +328,7 @@ Unroll = tuple[int, int]  # environment, number of its first step
 
 
 def unroll_spec(length: int) -> WindowSpec:
-    return WindowSpec(length, tuple(range(length + 1)), crosses_episodes=True, stride=length)
+    return WindowSpec(length, tuple(range(length + 1)), stride=length)
 
 
 def unroll_memory(

@@ -48,7 +48,7 @@ def assert_equals_twin(trajectories: Trajectories, plays: list[RandomPlay], spec
 def test_every_window_equals_the_reference_through_wrap_around(
     frame_stack, length, observations, crosses, chunk_length
 ):
-    spec = WindowSpec(length, observations, crosses)
+    spec = WindowSpec(length, observations, stride=int(crosses))
     plays = [RandomPlay(seed, 2, frame_stack=frame_stack) for seed in (1, 2)]
     layout = small_layout(plays[0].spec, rows=24, chunk_length=chunk_length, num_envs=2, num_actors=2)
     trajectories = Trajectories(layout)

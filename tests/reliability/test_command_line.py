@@ -694,6 +694,20 @@ def test_the_size_of_a_stored_replay_cannot_change(refuse, read, run):
         assert f"{setting}=" in told and "cannot continue" in told
 
 
+@pytest.mark.parametrize("config", ["impala-cartpole", "impact-cartpole", "replay-minatar-breakout"])
+def test_the_batch_size_cannot_change_where_it_gives_a_replay_its_size(config, refuse, read, run):
+    words = ("--config", config, "--agent.lr_schedule", "constant", "--timestamp")
+    with_replay, without = holding_replay(run(*words, "with")), run(*words, "without")
+    (line,) = refuse("--resume", with_replay.signature, "--agent.batch_size", "3")
+    assert "agent.batch_size=3 cannot continue" in line
+    assert read("--resume", without.signature, "--agent.batch_size", "3").batch_size == 3
+
+
+def test_the_batch_size_of_a_replay_of_steps_can_change(read, run):
+    with_replay = holding_replay(run("--config", "dqn-cartpole", "--timestamp", "with"))
+    assert read("--resume", with_replay.signature, "--agent.batch_size", "3").batch_size == 3
+
+
 def test_the_windows_of_a_stored_replay_cannot_change(refuse, read, run):
     with_replay = holding_replay(run("--config", "r2d2-cartpole", "--timestamp", "with"))
     without = run("--config", "r2d2-cartpole", "--timestamp", "without")

@@ -283,13 +283,26 @@ def test_samples_per_insert_is_exact(tmp_path):
     assert 0 <= owed < 16
 
 
+def test_the_last_update_of_a_run_is_the_last_one_of_its_schedule(tmp_path):
+    four_rollouts_and_a_part = (*RUNS["ppo"], "--agent.lr_schedule", "linear", "--steps", "330")  # of 80 steps
+    context = train(tmp_path, *four_rollouts_and_a_part, "--learner.log_period", "1e-9", "--logger.steps", "1")
+    assert context.counters.updates == 5
+    rates = [values["learner/lr"] for values in metrics(context) if "learner/lr" in values]
+    assert rates == pytest.approx([3e-4, 2.4e-4, 1.8e-4, 1.2e-4, 0.6e-4])
+
+
 def test_a_replay_that_does_not_fit_leaves_the_run_as_it_was(tmp_path, alone, capfd):
     words = ("--root", str(tmp_path), "--resume", "test_one", "--steps", "1600")
     stored = ("--learner.checkpoint_replay", "true", "--agent.lr_schedule", "constant")
-    train(tmp_path, *RUNS["impact"], *stored, "--timestamp", "one", "--steps", "1500")
-    assert main.main([*words, "--agent.batch_size", "100"]) == 3
+    context = train(tmp_path, *RUNS["impact"], *stored, "--timestamp", "one", "--steps", "1500")
+    before, step = saved(context), context.counters.agent_steps
+    damaged = copy.deepcopy(before)
+    del damaged["memory"]["trajectories"]["action"]
+    run_checkpoint.save(context.options.checkpoint_folder, damaged, step + 1, keep=2)
+    assert main.main(words) == 3
     assert "stored replay does not fit" in (told := capfd.readouterr().err)
     assert "start a new one, or leave the options as they were" in told
+    run_checkpoint.save(context.options.checkpoint_folder, before, step, keep=2)
     assert main.main(words) == 0
 
 

@@ -349,7 +349,12 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
             "--seconds again to stop by time"
         )
     newest = max(options.checkpoint_folder.glob("step_*"), default=options.checkpoint_folder)
-    fixed = FIXED + (FIXED_WITH_REPLAY if (newest / "memory.pt").exists() else ())
+    fixed = [*FIXED]
+    if (newest / "memory.pt").exists():
+        fixed += FIXED_WITH_REPLAY
+        batch_sizes = (before.get("agent.batch_size"), options.agent.batch_size)
+        if len({options.memory_class.ring_steps(options.memory, size or 0, 1, 1) for size in batch_sizes}) > 1:
+            fixed.append("agent.batch_size")
     problems, run = [], saved.signature
     for name in different:
         refusal = f"{name}={after[name]!r} cannot continue run {run}, which has {name}={before[name]!r}"

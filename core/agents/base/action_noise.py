@@ -35,24 +35,21 @@ class ActionNoiseParams:
 class ActionNoise:
     """Exploration of E environments with actions of A numbers. OU noise starts at 0 in every episode."""
 
-    def __init__(self, params: ActionNoiseParams, scales: np.ndarray, num_actions: int, generator: np.random.Generator):
-        self._params, self._scales, self._generator = params, scales, generator
-        self._state = np.zeros((len(scales), num_actions))  # of OU noise
-        self.update(0)
-
-    @classmethod
-    def for_actor(
-        cls,
+    def __init__(
+        self,
         params: ActionNoiseParams,
         actor_ind: int,
         num_actors: int,
         num_envs: int,
         num_actions: int,
         generator: np.random.Generator,
-    ) -> "ActionNoise":
+    ):
         """Make the noise of one actor, whose environments are rungs of a ladder over the environments of all actors."""
-        scales = params.noise_scale * geometric(num_actors * num_envs, params.noise_ladder)
-        return cls(params, scales[actor_ind::num_actors], num_actions, generator)
+        self._params, self._generator = params, generator
+        ladder = params.noise_scale * geometric(num_actors * num_envs, params.noise_ladder)
+        self._scales = ladder[actor_ind::num_actors]
+        self._state = np.zeros((num_envs, num_actions))  # of OU noise
+        self.update(0)
 
     def update(self, agent_steps: int, learning_steps: int = 0) -> None:
         params = self._params

@@ -13,7 +13,6 @@ from pydantic import Field
 from torch import Tensor
 
 from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_learner_output
-from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
@@ -22,7 +21,7 @@ from core.model import disable_host_sync, draw_noise_per_row
 from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions, mask_actions_of_arrays
 from core.ops.returns import bootstrap_position, munchausen_bonus, n_step_return
 from core.specs import Discrete, WindowKind, WindowSpec
-from core.types import ACTION_MASK, Batch, State, TimeStep, Window, batch_size, slice_batch
+from core.types import ACTION_MASK, Batch, State, TimeStep, TransitionBatch, Window, batch_size, slice_batch
 
 # Updates between two moves of the target from which its outputs are worth computing before an update.
 MIN_PRECOMPUTING_PERIOD = 100
@@ -215,10 +214,6 @@ class QLearning(ActionValueAgent):
         ready: Precomputed | None = batch.precomputed
         return self.precompute(batch) if ready is None or ready.target_version != self._target_version else ready
 
-    def learning_inputs(self, window: Window) -> Any:
-        """Return what windows hold for an update, on the agent's device."""
-        return self.transitions(window)
-
     def target_outputs(self, inputs: Any) -> tuple[Tensor, ...]:
         """Compute what the target network makes of the next observations and, for Munchausen, of the observations.
 
@@ -238,8 +233,8 @@ class QLearning(ActionValueAgent):
         output: Tensor = self.target(observation, ())[0]
         return output
 
-    def transitions(self, window: Window) -> TransitionBatch:
-        """Return the n-step transitions of windows, with preprocessed observations."""
+    def learning_inputs(self, window: Window) -> Any:
+        """Return what windows hold for an update, on the agent's device: n-step transitions, preprocessed."""
         returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
         stored = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
         observations = self.model.preprocess(stored.flatten(0, 1)).unflatten(0, stored.shape[:2])

@@ -159,22 +159,12 @@ class ActorCriticAgent(Agent):
         return len(self.spec.action.nvec) if isinstance(self.spec.action, Mixed) else 0
 
     def greedy(self, output: ActorCriticOutput, legal: Tensor | None = None) -> dict[str, Tensor]:
-        logits = mask_actions(output.logits, legal)
-        if isinstance(self.policy, ChoicesAndNumbers):
-            choices, moments = self.policy.split(logits)
-            named = _likeliest(self.policy.choices, choices)
-            action = torch.cat([named.to(torch.float32), self._mean_action(moments)], 1)
-        elif self._has_numbers:
-            action = self._mean_action(logits)
-        elif isinstance(self.policy, MultiCategorical):
-            action = _likeliest(self.policy, logits)
-        else:
-            action = logits.argmax(1)
+        action = self.policy.likeliest(mask_actions(output.logits, legal))
+        if self._has_numbers:
+            choices, numbers = action[:, : self._num_choices], action[:, self._num_choices :]
+            numbers = self.action_range.to_space(numbers.tanh() if self.params.squash_actions else numbers)
+            action = torch.cat([choices, numbers], 1) if self._num_choices else numbers
         return {"action": action, "logits": output.logits, "value": output.value}
-
-    def _mean_action(self, moments: Tensor) -> Tensor:
-        means = moments.chunk(2, -1)[0]
-        return self.action_range.to_space(means.tanh() if self.params.squash_actions else means)
 
     def policy_diagnostics(self, output: ActorOutput) -> dict[str, np.ndarray]:
         if self._has_numbers:
@@ -213,11 +203,6 @@ class ActorCriticAgent(Agent):
     # checkpoint -------------------------------------------------------------------------------------------------------
     def checkpoint_parts(self) -> dict[str, Any]:
         return {"model": self.model, "optimizer": self._optimizer}
-
-
-def _likeliest(policy: MultiCategorical, logits: Tensor) -> Tensor:
-    """Return the likeliest action [B, choices] of each choice."""
-    return torch.stack([part.argmax(1) for part in policy.split(logits)], 1)
 
 
 class SumLossAgent(ActorCriticAgent):

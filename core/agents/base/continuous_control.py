@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_learner_output
 from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
-from core.agents.base.transitions import TransitionBatch
 from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
@@ -24,7 +23,7 @@ from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater, U
 from core.model import PolicyAndCritic
 from core.ops.returns import n_step_return
 from core.specs import Continuous, WindowSpec
-from core.types import Batch, State, TimeStep
+from core.types import Batch, State, TimeStep, TransitionBatch
 
 
 @frozen_dataclass
@@ -103,7 +102,7 @@ class ContinuousControl(Agent):
         self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator
     ) -> ActionNoise:
         num_actions = self.spec.action.low.size  # type: ignore[union-attr]
-        return ActionNoise.for_actor(self.params, actor_ind, num_actors, num_envs, num_actions, generator)
+        return ActionNoise(self.params, actor_ind, num_actors, num_envs, num_actions, generator)
 
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> None:
         return None
@@ -113,6 +112,7 @@ class ContinuousControl(Agent):
         params, self.target = self.params, copy.deepcopy(self.model).requires_grad_(False)
         self.online_vectors, self.target_vectors = FlatParameters(self.model), FlatParameters(self.target)
         self.policy_optimizer = Optimizer([self.online_vectors.policy], params, period=params.policy_update_period)
+        self.optimizers_of_policy_updates = [self.policy_optimizer]
         critic_params = dataclasses.replace(
             params, learning_rate=params.critic_learning_rate, weight_decay=params.critic_weight_decay
         )
@@ -170,18 +170,14 @@ class ContinuousControl(Agent):
         return make_learner_output(statistics, total.priorities, applied)
 
     def prepare_updates(self, count: int) -> None:
-        if policy_updates := self._policy_updates(count):
-            period = self.params.policy_update_period
-            first = (self._updates.made // period + 1) * period
+        made, period = self._updates.made, self.params.policy_update_period
+        if policy_updates := (made + count) // period - made // period:
+            first = (made // period + 1) * period
             self._update_target.plan(first, policy_updates, self.online_vectors.both.device)
-            self.policy_optimizer.plan(policy_updates)
+            for optimizer in self.optimizers_of_policy_updates:
+                optimizer.plan(policy_updates)
         self.critic_optimizer.plan(count)
         self._updates.plan(count)
-
-    def _policy_updates(self, count: int) -> int:
-        """Return how many of the next `count` updates are updates of the policy too."""
-        made, period = self._updates.made, int(self.params.policy_update_period)
-        return (made + count) // period - made // period
 
     def transitions(self, batch: Batch) -> TransitionBatch:
         """Return the n-step transitions of a batch, with preprocessed observations."""
@@ -217,7 +213,7 @@ class ActionRange:
             torch.as_tensor(each, dtype=torch.float32, device=action.device)
             for each in (self._middle, self._half, self._space.low, self._space.high)
         )
-        stretched: Tensor = middle + half * torch.unflatten(action, 1, self._middle.shape)
+        stretched: Tensor = middle + half * action.reshape(-1, *self._middle.shape)
         return stretched.clamp(low, high)
 
     def from_space(self, action: Tensor) -> Tensor:
@@ -265,11 +261,6 @@ class Deterministic(ContinuousControl):
         total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
         grad_norm, applied = self.policy_optimizer.apply(total.loss, apply_if)
         return {"policy_loss": total.loss, "policy_grad_norm": grad_norm}, applied
-
-
-def value_losses(outputs: Tensor) -> Tensor:
-    """Compute - Q(s, mu(s)) of a critic that outputs one value (DDPG: 1509.02971, equation 6)."""
-    return -outputs[:, 0]
 
 
 class FlatParameters:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -34,13 +34,6 @@ class RolloutAgentParams(AgentParams):
     @property
     def steps_per_update(self) -> int:
         return self.epochs * self.minibatches
-
-
-class Selectable(Protocol):
-    """Samples of a rollout."""
-
-    def select(self, index: Tensor | slice, /) -> Any:
-        """Return some of the samples: copies by a tensor, views by a slice."""
 
 
 Compile = Callable[[Callable[[], None], int], Callable[[], None]]  # as GraphedUpdate takes it
@@ -75,7 +68,7 @@ class RolloutEpochs:
 
     def learn(
         self,
-        samples: Selectable,
+        samples: Any,
         num_samples: int,
         loss_of: LossOf,
         apply_if: Tensor,
@@ -84,7 +77,8 @@ class RolloutEpochs:
         """Learn from a rollout.
 
         Args:
-            samples: the rollout's, which each epoch shuffles.
+            samples: the rollout's, which each epoch shuffles. `select` returns some of them: copies by a tensor, views
+                by a slice.
             num_samples: their number.
             loss_of: returns the loss, as `Optimizer.minimise` wants it, of a minibatch of the samples.
             apply_if: scalar; no step is taken if it is false.

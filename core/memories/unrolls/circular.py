@@ -12,14 +12,7 @@ from pydantic import Field
 
 from core.common.settings import frozen_dataclass
 from core.memories.unrolls.queue import QueueParams, QueueStrategy
-from core.memories.unrolls.unroll_memory import (
-    EMPTY_IDS,
-    DrawnUnrolls,
-    MixtureComponent,
-    UnrollMemory,
-    ids_of,
-    select_ids,
-)
+from core.memories.unrolls.unroll_memory import EMPTY_IDS, DrawnUnrolls, MixtureComponent, UnrollMemory, ids_of
 from core.types import SampleIds
 
 
@@ -91,7 +84,7 @@ class CircularStrategy(QueueStrategy):
         assert keys is not None
         whole = self.memory.trajectories.still_valid(*keys).all()
         self._remaining_uses[number] = self._remaining_uses[number] - 1 if whole else 0
-        used = select_ids(keys, slice(count))
+        used = keys.select(slice(count))
         return DrawnUnrolls(used, np.full(len(used.env_ids), fresh))
 
     def statistics(self) -> dict[str, float]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from core.common.settings import frozen_dataclass
 from core.memories.unrolls.uniform_unrolls import FifoIndex, replayed, uniform
-from core.memories.unrolls.unroll_memory import DrawnUnrolls, ReplayStrategy, ids_of, select_ids
+from core.memories.unrolls.unroll_memory import DrawnUnrolls, ReplayStrategy, ids_of
 from core.memories.unrolls.unroll_slots import UnrollStore
 from core.ops.distances import DISTANCES
 from core.trajectory.ring_buffer import Trajectories
@@ -106,16 +106,16 @@ class FeatureDistanceStrategy(ReplayStrategy):
 
     # insertion --------------------------------------------------------------------------------------------------------
     def insert(self, keys: SampleIds) -> None:
-        self._newest = select_ids(keys, slice(-1, None))
+        self._newest = keys.select(slice(-1, None))
         if not self._copies:
             self._draw_counts[self._in_rings.insert(keys)] = 0
             return
         done = 0
         while done < len(keys.env_ids) and self._filled < self._copies.capacity:  # which may fall, see UnrollStore
-            self._filled += self._put(np.array([self._filled]), select_ids(keys, slice(done, done + 1)))
+            self._filled += self._put(np.array([self._filled]), keys.select(slice(done, done + 1)))
             done += 1
         if done < len(keys.env_ids) and self._filled:
-            self._overwrite(select_ids(keys, slice(done, None)))
+            self._overwrite(keys.select(slice(done, None)))
 
     def _overwrite(self, keys: SampleIds) -> None:
         """Let each unroll overwrite, of elite_batch_size random slots, the one whose features have moved most."""
@@ -129,7 +129,7 @@ class FeatureDistanceStrategy(ReplayStrategy):
             slot = int(slots[distances[slots].argmax()])
             distances[slot], written[slot] = arriving[number], number
         # an unroll that a later one overwrites is not copied
-        self._put(np.array([*written]), select_ids(keys, [*written.values()]))
+        self._put(np.array([*written]), keys.select([*written.values()]))
 
     def _put(self, slots: np.ndarray, keys: SampleIds) -> int:
         """Copy unrolls into slots; return how many were still there to be copied."""
@@ -175,7 +175,7 @@ class FeatureDistanceStrategy(ReplayStrategy):
         """Return how far the features of unrolls have moved since their states were acted in, [N]."""
         distances = []
         for start in range(0, len(keys.env_ids), MAX_COMPARED):
-            window = store.gather(*select_ids(keys, slice(start, start + MAX_COMPARED)), self.memory.window)
+            window = store.gather(*keys.select(slice(start, start + MAX_COMPARED)), self.memory.window)
             distances.append(self._distance(self._features(window), window.extras["features"][:-1].float()))
         return np.concatenate(distances)
 

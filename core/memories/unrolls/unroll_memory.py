@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from core.common.shared_arrays import SharedArrays
 from core.memories.uniform import ATTEMPTS, check_batch_size
@@ -25,11 +24,6 @@ from core.types import Batch, SampleIds, Window
 EMPTY_IDS = SampleIds(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-def select_ids(keys: SampleIds, which: slice | list[int] | np.ndarray) -> SampleIds:
-    """Return some of the unrolls."""
-    return SampleIds(keys.env_ids[which], keys.step_ids[which])
-
-
 def ids_of(columns: list[list[int]]) -> SampleIds:
     """Return the unrolls of a checkpoint: environment and step ids as lists."""
     return SampleIds(*(np.array(column, np.int64) for column in columns))
@@ -40,6 +34,10 @@ class DrawnUnrolls(NamedTuple):
 
     keys: SampleIds  # of their first steps in ReplayStrategy.store
     fresh: np.ndarray  # [B] bool, drawn for the first time
+
+    def select(self, which: slice | np.ndarray) -> "DrawnUnrolls":
+        """Return some of the unrolls."""
+        return DrawnUnrolls(self.keys.select(which), self.fresh[which])
 
 
 EMPTY_DRAW = DrawnUnrolls(EMPTY_IDS, np.zeros(0, bool))
@@ -222,10 +220,10 @@ class UnrollMemory(Memory):
 
     # actors -----------------------------------------------------------------------------------------------------------
     def writer(self, actor_ind: int, priorities: Any = None) -> ChunkWriter:
-        return ChunkWriter(self.trajectories, actor_ind, self.window, room=self._has_capacity)
+        def has_room() -> bool:
+            return all(strategy.has_capacity() for strategy in self.strategies)
 
-    def _has_capacity(self) -> bool:
-        return all(strategy.has_capacity() for strategy in self.strategies)
+        return ChunkWriter(self.trajectories, actor_ind, self.window, room=has_room)
 
     def unread(self) -> int:
         """Return the published unrolls that no queue has given or dropped yet."""
@@ -275,7 +273,7 @@ class UnrollMemory(Memory):
         strategy, pending = self.strategies[number], self._pending[number]
         if len(pending.fresh) > count:  # batches have become smaller
             strategy.on_overwritten(int(pending.fresh[count:].sum()))
-            pending = _select(pending, slice(count))
+            pending = pending.select(slice(count))
         for _ in range(ATTEMPTS):
             missing = count - len(pending.fresh)
             drawn = strategy.draw(missing) if missing else None
@@ -311,7 +309,7 @@ class UnrollMemory(Memory):
             return drawn
         valid = self.trajectories.still_valid(*drawn.keys)
         strategy.on_overwritten(int((drawn.fresh & ~valid).sum()))
-        return _select(drawn, valid)
+        return drawn.select(valid)
 
     def _batch(self, windows: Sequence[Window]) -> Batch:
         """Return the pending unrolls as a batch; afterwards none is pending."""
@@ -369,13 +367,9 @@ def concatenate_windows(windows: Sequence[Window]) -> Window:
     """Return windows of several stores as one, concatenated along the batch."""
     if len(windows) == 1:
         return windows[0]
-
-    def concatenate(tensors: Iterable[Tensor], axis: int = 1) -> Tensor:
-        return torch.cat(list(tensors), axis)
-
-    fields = [concatenate(tensors) for tensors in zip(*(window[:6] for window in windows))]
-    extras = {name: concatenate(window.extras[name] for window in windows) for name in windows[0].extras}
-    states = tuple(concatenate(tensors, 0) for tensors in zip(*(window.states for window in windows)))
+    fields = [torch.cat(tensors, 1) for tensors in zip(*(window[:6] for window in windows))]
+    extras = {name: torch.cat([window.extras[name] for window in windows], 1) for name in windows[0].extras}
+    states = tuple(torch.cat(tensors) for tensors in zip(*(window.states for window in windows)))
     return Window._make([*fields, extras, states])
 
 
@@ -385,10 +379,6 @@ def _is_rate_limited(component: MixtureComponent) -> bool:
 
 def _ring_unrolls(components: Iterable[MixtureComponent], batch_size: int, num_actors: int) -> int:
     return sum(strategy.ring_unrolls(params, batch_size, num_actors) for strategy, params, _ in components)
-
-
-def _select(drawn: DrawnUnrolls, which: slice | np.ndarray) -> DrawnUnrolls:
-    return DrawnUnrolls(select_ids(drawn.keys, which), drawn.fresh[which])
 
 
 def _concatenate_draws(draws: Sequence[DrawnUnrolls]) -> DrawnUnrolls:

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 
 from core.specs import ArraySpec
-from core.trajectory.frame_compression import COPIES_RATIO, RAW, CorruptedBlock, compress, decompressed
+from core.trajectory.frame_compression import RAW, CorruptedBlock, compress, decompressed
 from core.trajectory.ring_buffer import STORAGE, Layout, Trajectories
 from core.types import SampleIds
+
+COPIES_RATIO = 8  # compression assumed for the frames of whole unrolls
 
 
 def slots_layout(ring: Layout, slots: int, length: int, packs: bool) -> tuple[Layout, int]:

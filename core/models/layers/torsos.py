@@ -183,17 +183,6 @@ def impala_resnet(spec: EnvSpec, width: int = 1, spectral_norm: bool = False, po
     return with_vector(nn.Sequential(*modules, nn.ReLU(inplace=True), *pooling, nn.Flatten()), spec)
 
 
-def image_torso(layers: nn.Sequential, spec: EnvSpec, hidden: int) -> nn.Sequential:
-    """Add a fully connected layer with its ReLU to convolutions: images to features [B, hidden]."""
-    return nn.Sequential(*layers, nn.Linear(num_features(layers, spec), hidden), nn.ReLU(inplace=True))
-
-
-def vector_torso(spec: EnvSpec, hidden: int, norm: str = "none") -> nn.Sequential:
-    """Make one hidden layer with its ReLU: vectors [B, *observation_shape] to features [B, hidden]."""
-    layer = nn.Linear(math.prod(spec.observation_shape), hidden)
-    return nn.Sequential(nn.Flatten(), *with_layer_norm(layer, norm), nn.ReLU())
-
-
 class DuelingHead(nn.Module):
     """Q = V + A - mean A (1511.06581, eq. 9), with a hidden layer for each of V and A.
 
@@ -276,7 +265,8 @@ class TorsoParams(ModelParams):
 
     def features(self, spec: EnvSpec) -> nn.Sequential:
         """Make the layers with one that is fully connected: observations to features [B, hidden]."""
-        return image_torso(self.layers(spec), spec, self.hidden)
+        layers = self.layers(spec)
+        return nn.Sequential(*layers, nn.Linear(num_features(layers, spec), self.hidden), nn.ReLU(inplace=True))
 
 
 @frozen_dataclass
@@ -360,7 +350,8 @@ class VectorTorso(TorsoParams):
     """Units of each fully connected hidden layer."""
 
     def layers(self, spec: EnvSpec, norm: str = "none") -> nn.Sequential:
-        return vector_torso(spec, self.hidden, norm)
+        layer = nn.Linear(math.prod(spec.observation_shape), self.hidden)
+        return nn.Sequential(nn.Flatten(), *with_layer_norm(layer, norm), nn.ReLU())
 
     def features(self, spec: EnvSpec) -> nn.Sequential:
         return self.layers(spec)

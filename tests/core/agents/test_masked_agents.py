@@ -83,7 +83,7 @@ def make_windows(agent, seed):
     actions = np.where(legal, draw.random(legal.shape), -1).argmax(2)
     states = np.arange(rows * COLUMNS).reshape(rows, COLUMNS)
     shown = states
-    if not agent.window.crosses_episodes:
+    if not agent.window.stride:
         ends = np.where(lasts, np.arange(rows)[:, None], rows - 1).min(0)
         shown = np.stack([states[0], states[ends, np.arange(COLUMNS)]])
     extras = {"previous_action": actions, "previous_reward": np.zeros((rows, COLUMNS)), ACTION_MASK: legal}

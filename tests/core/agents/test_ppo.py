@@ -153,7 +153,7 @@ def test_a_stopped_update_counts_all_its_steps_in_the_schedule():
     settings = {"lr_schedule": "linear", "lr_schedule_updates": 4, "learning_rate": 1.0, "target_kl": 1e-6}
     agent = table_agent(PPO, logits, values, batch_size=10, epochs=3, **settings)
     rates = [float(agent.learn(batch).statistics["lr"]) for _ in range(3)]
-    assert rates == pytest.approx([0.75, 0.5, 0.25])  # after the update, the rate of the next
+    assert rates == pytest.approx([1.0, 0.75, 0.5])
 
 
 @pytest.mark.parametrize("minibatches", [1, 3, 60])

@@ -337,10 +337,5 @@ def test_an_actors_state_restarts_with_its_episode():
 
 def test_a_window_holds_burn_in_trained_and_bootstrap_steps():
     window = R2D2(R2D2Params(), SPEC, R2D2MLP).window
-    assert (window.length, window.observations, window.stride, window.crosses_episodes) == (
-        124,
-        tuple(range(125)),
-        40,
-        True,
-    )
+    assert (window.length, window.observations, window.stride) == (124, tuple(range(125)), 40)
     assert make_agent().samples_per_window == 7

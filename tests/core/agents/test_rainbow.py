@@ -222,7 +222,7 @@ def test_importance_weights_scale_the_loss_not_the_priorities():
 def test_new_steps_get_the_largest_priority_and_store_no_extras():
     agent = make_agent()
     assert agent.initial_priorities(random_batch(3).window) is None and agent.extras == {}
-    assert agent.window.observations == (0, 3) and agent.window.length == 3 and not agent.window.crosses_episodes
+    assert agent.window.observations == (0, 3) and agent.window.length == 3 and not agent.window.stride
 
 
 def test_the_defaults_are_the_papers():

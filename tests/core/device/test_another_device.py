@@ -51,7 +51,7 @@ def a_device_without_values(monkeypatch):
         norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
         if self._planned is None:
             return norm, bool(torch.isfinite(norm))
-        self._planned_lr = self._planned.take()
+        self._last_lr = self._planned.take()
         return norm, torch.isfinite(norm + loss.detach()) & wanted
 
     monkeypatch.setattr(

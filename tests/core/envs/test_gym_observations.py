@@ -100,7 +100,7 @@ def windows_of(env, steps=8, **options):
         after = env.step(np.zeros(2, np.int64))
         writer.append(before, np.zeros(2, np.int64), after, {})
         before = after
-    spec = WindowSpec(steps - 1, tuple(range(steps)), crosses_episodes=True)
+    spec = WindowSpec(steps - 1, tuple(range(steps)), stride=steps)
     window = trajectories.gather(np.arange(2), np.zeros(2, np.int64), spec)
     return np.stack(seen), window.observations
 

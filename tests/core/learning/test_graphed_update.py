@@ -68,10 +68,8 @@ def test_prepared_updates_equal_those_of_a_plain_agent(name):
         output = agent.learn(batch)
         assert output.skipped is False
         memory.update_priorities(places, output.priorities)
-        reported.add(
-            output._replace(statistics={key: value for key, value in output.statistics.items() if key != "lr"})
-        )
-    means = {**memory.statistics(), **reported.take(), **({"lr": planned[2]["lr"]} if "lr" in planned[2] else {})}
+        reported.add(output)
+    means = {**memory.statistics(), **reported.take()}
     assert_close(planned, (agent, memory, means), 1e-3, 1e-6)
     assert planned[0]._updates.made == agent._updates.made == 40
     assert [each.lr for each in optimizers(planned[0])] == [each.lr for each in optimizers(agent)]
@@ -188,7 +186,7 @@ def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
     """The device "meta" has no values and no optimiser, so drawing and the optimiser's step are replaced."""
 
     def apply(self, loss, wanted=True):
-        self._planned_lr = self._planned.take()
+        self._last_lr = self._planned.take()
         return loss.detach(), torch.isfinite(loss.detach()) & wanted
 
     memory = shared_memory(make_agent(name))

@@ -111,8 +111,7 @@ def learnt(name, learn_of, count=12, device="cpu"):
         priorities.append(None if output.priorities is None else output.priorities.cpu().numpy().copy())
         for tensor in batch_tensors(batch):
             tensor.fill_(1)
-    means = {key: value for key, value in learn.statistics().items() if key != "lr"}
-    return agent, priorities, means
+    return agent, priorities, learn.statistics()
 
 
 def assert_same(found, expected, **tolerance):

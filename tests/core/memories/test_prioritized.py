@@ -98,7 +98,7 @@ def test_beta_is_annealed_linearly_and_stays_at_its_end():
     memory, _, _ = filled(beta_start=0.4, beta_end=1.0, beta_updates=4)
     betas = []
     for _ in range(6):
-        betas.append(memory.beta)
+        betas.append(memory.statistics()["beta"])
         memory.sample(2)
     assert betas == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0, 1.0])
 
@@ -300,7 +300,8 @@ def test_beta_continues_without_the_stored_steps():
     resumed, _, _ = make(beta_updates=10)
     resumed.continue_at(5)
     assert resumed.tree.total == 0 and resumed.sample(4) is None
-    assert resumed.beta == memory.beta and resumed.statistics()["max_priority"] == 1.0
+    resumed_statistics = resumed.statistics()
+    assert resumed_statistics["beta"] == memory.statistics()["beta"] and resumed_statistics["max_priority"] == 1.0
 
 
 def test_statistics_cover_the_valid_starts():

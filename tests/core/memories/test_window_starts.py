@@ -18,7 +18,7 @@ MEMORIES = {"shared": (UniformMemory, UniformParams), "prioritized": (Prioritize
 
 
 def sequence(length, stride=STRIDE):
-    return WindowSpec(length, tuple(range(length + 1)), crosses_episodes=True, stride=stride)
+    return WindowSpec(length, tuple(range(length + 1)), stride=stride)
 
 
 LONG, SHORT = sequence(9), sequence(2)  # longer and shorter than a stride

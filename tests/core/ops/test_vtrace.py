@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from core.ops.policy_losses import kl
 from core.ops.returns import generalised_advantages
-from core.ops.vtrace import VTraceReturns, implied_policy, lambda_advantages, relevance, vtrace
+from core.ops.vtrace import VTraceReturns, implied_policy, lambda_advantages, vtrace
 
 # at ratio 1, the n-step Bellman target
 UNCLIPPED = {"rho_bar": 1.0, "c_bar": 1.0, "pg_rho_bar": 1.0, "trace_lambda": 1.0}
@@ -250,27 +251,9 @@ def test_implied_policy_is_the_normalised_minimum(rho_bar, expected):
     assert implied_policy(PI, MU, rho_bar).exp().flatten().tolist() == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "kind, divergence, opposite",
-    [
-        ("implied", 0.8 * log(0.8 * 0.7 / 0.5) + 0.2 * log(0.7), 5 / 7 * log(0.5 / 0.7 / 0.8) + 2 / 7 * log(1 / 0.7)),
-        (
-            "kl",
-            0.8 * log(1.6) + 0.15 * log(0.6) + 0.05 * log(0.2),
-            0.5 * log(0.625) + 0.25 * log(5 / 3) + 0.25 * log(5),
-        ),
-    ],
-)
-def test_a_step_is_relevant_if_its_kl_is_below_the_threshold(kind, divergence, opposite):
-    assert opposite > divergence + 1e-3
-    assert relevance(PI, MU, kind, divergence + 1e-6, 1.0).tolist() == [[True]]
-    assert relevance(PI, MU, kind, divergence - 1e-6, 1.0).tolist() == [[False]]
-    assert relevance(MU, MU, kind, 1e-6, 1.0).tolist() == [[True]]
-
-
-def test_relevance_is_a_flag_per_step():
-    target, behaviour = torch.cat([PI, MU]).repeat(1, 3, 1), MU.repeat(2, 3, 1)  # [2, 3, A]
-    assert relevance(target.requires_grad_(), behaviour, "kl", 0.1, 1.0).tolist() == [[False] * 3, [True] * 3]
+def test_the_divergence_from_the_implied_policy():
+    divergence = kl(PI, implied_policy(PI, MU, 1.0)).item()
+    assert divergence == pytest.approx(0.8 * log(0.8 * 0.7 / 0.5) + 0.2 * log(0.7), abs=1e-12)
 
 
 def test_shapes_that_do_not_fit_are_refused():
@@ -285,5 +268,3 @@ def test_shapes_that_do_not_fit_are_refused():
         implied_policy(PI, MU[..., :2], 1.0)
     with pytest.raises(ValueError, match="rho_bar positive"):
         implied_policy(PI, MU, 0.0)
-    with pytest.raises(ValueError, match="'l2'"):
-        relevance(PI, MU, "l2", 0.1, 1.0)

@@ -20,10 +20,7 @@ SPECS = {
     "vectors": EnvSpec("numbers", ArraySpec((3,), "float32"), 0, Discrete(2)),
     "masks": EnvSpec("numbers", ArraySpec((3,), "float32"), 0, Discrete(2), has_action_mask=True),
 }
-WINDOWS = {
-    "steps": WindowSpec(3, (0, 3)),
-    "unrolls": WindowSpec(LENGTH, tuple(range(LENGTH + 1)), stride=LENGTH, crosses_episodes=True),
-}
+WINDOWS = {"steps": WindowSpec(3, (0, 3)), "unrolls": WindowSpec(LENGTH, tuple(range(LENGTH + 1)), stride=LENGTH)}
 
 
 def layout(kind: str, codec: str, states: bool) -> Layout:

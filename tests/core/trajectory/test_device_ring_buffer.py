@@ -97,7 +97,12 @@ def assert_equal_windows(found: Window, expected: Window) -> None:
 )
 @pytest.mark.parametrize("chunk_length", [1, 4])
 def test_every_window_equals_that_of_the_shared_ring(device, frame_stack, length, observations, crosses, chunk_length):
-    rings = Rings(device, WindowSpec(length, observations, crosses), frame_stack=frame_stack, chunk_length=chunk_length)
+    rings = Rings(
+        device,
+        WindowSpec(length, observations, stride=int(crosses)),
+        frame_stack=frame_stack,
+        chunk_length=chunk_length,
+    )
     checked = 0
     for part in range(20):
         rings.play(3, 1 + part % 6)
@@ -115,7 +120,7 @@ def test_after_a_long_pause_the_readable_steps_are_copied(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_sequences_have_the_states_of_their_chunks(device):
-    rings = Rings(device, WindowSpec(9, tuple(range(10)), crosses_episodes=True, stride=4), rows=40, with_states=True)
+    rings = Rings(device, WindowSpec(9, tuple(range(10)), stride=4), rows=40, with_states=True)
     assert sum(bool(rings.play(5, 11)) or rings.check() for _ in range(20)) > 100
 
 

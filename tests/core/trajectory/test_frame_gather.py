@@ -133,8 +133,8 @@ WINDOWS = {
     "one step": (WindowSpec(1, (0, 1)), 4),
     "chunks of one row": (WindowSpec(3, (0, 3)), 1),
     "within a chunk": (WindowSpec(3, (0, 2, 3)), 8),
-    "longer than two chunks": (WindowSpec(9, (0, 4, 9), True), 4),
-    "sequences that overlap": (WindowSpec(9, tuple(range(10)), True, stride=4), 4),
+    "longer than two chunks": (WindowSpec(9, (0, 4, 9), stride=4), 4),
+    "sequences that overlap": (WindowSpec(9, tuple(range(10)), stride=4), 4),
     "unroll": (unroll_spec(4), 4),
     "unroll of one row": (unroll_spec(1), 1),
 }

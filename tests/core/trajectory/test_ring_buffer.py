@@ -195,7 +195,7 @@ def test_steps_missing_from_a_snapshot_are_not_valid():
 
 
 # writers ----------------------------------------------------------------------------------------------------------
-UNROLL = WindowSpec(4, (0, 1, 2, 3, 4), crosses_episodes=True, stride=4)
+UNROLL = WindowSpec(4, (0, 1, 2, 3, 4), stride=4)
 
 
 def fresh_unrolls(room=None):

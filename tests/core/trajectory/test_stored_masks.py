@@ -44,7 +44,7 @@ def test_masks_are_those_of_the_observations(tmp_path, monkeypatch, name):
             assert torch.equal(window.extras[ACTION_MASK].cpu(), empty_cells(window.observations).cpu())
         else:
             seen.append(length)
-            transitions = agent.transitions(window)
+            transitions = agent.learning_inputs(window)
             for found, observation in zip(
                 (transitions.legal, transitions.next_legal), window.observations, strict=True
             ):

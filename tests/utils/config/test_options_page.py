@@ -8,8 +8,6 @@ import pytest
 from annotated_types import Ge, Gt, Le
 from pydantic import Field
 
-from core.agents.dqn import LOSSES
-from core.agents.rainbow import DISTRIBUTIONS
 from core.common.settings import frozen_dataclass
 from core.env import CLIPPINGS
 from core.envs.atari import PROTOCOLS
@@ -135,8 +133,6 @@ def test_every_number_has_bounds():
 @pytest.mark.parametrize(
     ("option", "names"),
     [
-        ("DQNParams: agent.loss", LOSSES),
-        ("RainbowParams: agent.distribution", DISTRIBUTIONS),
         ("AtariParams: env.protocol", PROTOCOLS),
         ("GymParams: env.reward_clipping", CLIPPINGS),
         ("CustomParams: rule.dist_function", DISTANCES),

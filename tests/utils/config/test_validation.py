@@ -103,14 +103,14 @@ def test_options_that_exclude_an_elastic_run_are_refused(refuse, words, reason):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("ppo-cartpole",), 976),  # 500,000 steps in rollouts of 4 x 128
-        (("ppo-cartpole", "--steps", "2000000"), 3_906),
+        (("ppo-cartpole",), 977),  # 500,000 steps in rollouts of 4 x 128: 976 and a part
+        (("ppo-cartpole", "--steps", "2000000"), 3_907),
         (("ppo-cartpole", "--steps", "2000000", "--updates", "50"), 50),
         (("ppo-cartpole", "--agent.lr_schedule_updates", "77"), 77),
-        (("ppo-cartpole", "--num_actors", "4", "--num_learners", "2"), 244),
+        (("ppo-cartpole", "--num_actors", "4", "--num_learners", "2"), 245),
         (("ppo-cartpole", "--steps", "10"), 1),
-        (("ppo-cartpole", "--memory_type", "queue", "--agent.batch_size", "2"), 1_953),
-        (("pqn-cartpole",), 244),  # 32 x 64
+        (("ppo-cartpole", "--memory_type", "queue", "--agent.batch_size", "2"), 1_954),
+        (("pqn-cartpole",), 245),  # 32 x 64
         (("impala-cartpole",), 12_500),
         (("impact-cartpole",), 25_000),  # every unroll is learnt from twice
         (("dqn-cartpole", "--agent.lr_schedule_updates", "None", "--rate_limiter.min_replay_size", "1600"), 24_800),

@@ -10,7 +10,7 @@ NOBODY, EVERYBODY = np.zeros(STREAMS, bool), np.ones(STREAMS, bool)
 
 
 def make(num_envs=STREAMS, seed=0, actor_ind=0, num_actors=1, **settings):
-    return ActionNoise.for_actor(
+    return ActionNoise(
         ActionNoiseParams(**settings), actor_ind, num_actors, num_envs, NUMBERS, np.random.default_rng(seed)
     )
 

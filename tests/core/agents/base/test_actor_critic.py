@@ -79,7 +79,7 @@ def test_stored_extras_equal_the_networks_output():
 def test_unrolls_are_whole_chunks_with_a_bootstrap_step():
     agent = table(unroll_length=3)
     window = agent.window
-    assert (window.length, window.stride, window.observations, window.crosses_episodes) == (3, 3, (0, 1, 2, 3), True)
+    assert (window.length, window.stride, window.observations) == (3, 3, (0, 1, 2, 3))
     assert agent.samples_per_window == 3
     assert agent.extras == {"logits": ArraySpec((A,), "float32"), "value": ArraySpec((), "float32")}
     assert agent.feature_field == ArraySpec((A,), "float32")

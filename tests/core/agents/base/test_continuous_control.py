@@ -57,6 +57,17 @@ def test_observations_of_any_shape_are_accepted(kind):
     assert not agent.learn(make_batch(agent)).skipped
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_greedy_action_of_a_scalar_space_is_the_one_acted(kind):
+    agent = make_agent(kind, Continuous(np.array(-2, np.float32), np.array(4, np.float32)))
+    observation = np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32)
+    acted = agent.act(timestep(observation), (), None).action
+    with torch.no_grad():
+        named = agent.greedy(agent.model(torch.from_numpy(observation), ())[0])["action"]
+    assert named.shape == acted.shape == (6,) and (np.abs(acted) > 0).all()
+    np.testing.assert_allclose(named.numpy(), acted, rtol=1e-5)
+
+
 # targets by hand --------------------------------------------------------------------------------------------------
 def value_target(agent, batch, reward):
     """Return reward + D Q'(s_n, mu'(s_n))."""

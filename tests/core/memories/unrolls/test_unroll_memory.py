@@ -137,7 +137,7 @@ def test_the_rings_hold_what_the_strategies_need_from_one_actor(memory_type, par
 
 
 @pytest.mark.parametrize(
-    ("window", "chunk_length"), [(WindowSpec(4, (0,)), 4), (unroll_spec(4), 2), (WindowSpec(4, (0,), True, 8), 8)]
+    ("window", "chunk_length"), [(WindowSpec(4, (0,)), 4), (unroll_spec(4), 2), (WindowSpec(4, (0,), 8), 8)]
 )
 def test_windows_that_are_no_whole_chunks_are_refused(window, chunk_length):
     layout = small_layout(coded_spec((2,), 0), rows=64, chunk_length=chunk_length, num_envs=1)
