@@ -11,7 +11,6 @@ A finished part writes to docs/results the evaluations of its runs (<part>.csv),
 """
 
 import argparse
-import dataclasses
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from utils.options import CONFIGS
 from utils.plot import curves, figures
 from utils.plot.__main__ import summary_table
 from utils.plot.figures import Array
-from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of
+from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of, seeded
 
 MINATAR = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
@@ -150,7 +149,7 @@ def runs_of(name: str, options: argparse.Namespace) -> list[ChildRun]:
     """Return the runs of a part, one per row, game and seed.
 
     Raises:
-        ConfigurationError: a row does not exist, or does not fit the part's game or options.
+        ConfigurationError: a row does not exist, or does not fit the part's game or options, or a seed is wrong.
     """
     part, folder, runs = PARTS[name], Path(options.root) / "logs" / name, list[ChildRun]()
     for row in options.rows or part.rows:
@@ -158,10 +157,8 @@ def runs_of(name: str, options: argparse.Namespace) -> list[ChildRun]:
             words = [*part.words, *(("--game", game) if game else ())]
             template = options_of(f"{row}{part.ending}", words, name, options.root)
             label = part.label(row, game)
-            for seed in options.seeds or range(1, part.seeds + 1):
-                file = folder / f"{label}-seed{seed}.txt"
-                run = dataclasses.replace(template, timestamp=f"{label}-seed{seed}", seed=seed)
-                runs.append(ChildRun(run, words, file, label))
+            for run in seeded(template, label, options.seeds or range(1, part.seeds + 1)):
+                runs.append(ChildRun(run, words, folder / f"{run.timestamp}.txt", label))
     return runs
 
 

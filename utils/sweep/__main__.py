@@ -28,11 +28,11 @@ import numpy as np
 
 from core.common.terminal import relay_output
 from utils.config.command_line import refuse, split
-from utils.config.rows import changed, split_values
+from utils.config.rows import split_values
 from utils.errors import ConfigurationError
 from utils.options import PROJECT
 from utils.plot.curves import METRICS, late_score, read_curve, read_lines, until
-from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of
+from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of, seeded
 
 NOT_IN_FILE_NAMES = re.compile(r"[^\w.+-]+")
 
@@ -129,14 +129,11 @@ def planned(options: argparse.Namespace, variants: list[tuple[str, list[str]]], 
         for suffix, words in variants:
             template = options_of(config, words, options.name, options.root)
             row = f"{template.config}{suffix}"
-            for seed in options.seeds:
-                name = f"{row}-seed{seed}"
-                seeded, refused = changed(template, {"timestamp": name, "seed": seed})
-                errors += [f"--seeds: {sentence}" for sentence in refused.values()]
-                run = ChildRun(seeded, words, folder / f"{name}.txt", row)
-                if runs.setdefault(seeded.signature, run).options != seeded:
+            for each in seeded(template, row, options.seeds):
+                run = ChildRun(each, words, folder / f"{each.timestamp}.txt", row)
+                if runs.setdefault(each.signature, run).options != each:
                     errors.append(
-                        f"two different runs would both be named {seeded.signature}: make them in sweeps of two names"
+                        f"two different runs would both be named {each.signature}: make them in sweeps of two names"
                     )
     if errors:
         raise ConfigurationError(list(dict.fromkeys(errors)))
