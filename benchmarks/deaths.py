@@ -9,14 +9,15 @@ run survives.
 """
 
 import argparse
-import json
 import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
+from benchmarks.sides import write
 from benchmarks.soak import Run
 from benchmarks.training import RESULTS
 
@@ -76,7 +77,7 @@ def main() -> None:
     """Measure all rounds, print the results and write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", default=RESULTS / "deaths.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "deaths.json")
     arguments = parser.parse_args()
     results: dict[str, list[dict[str, float | int]]] = {name: [] for name in ENDS}
     for number in range(arguments.rounds):
@@ -86,8 +87,7 @@ def main() -> None:
             )
             results[name].append(measure(end, options))
             print(name, results[name][-1], flush=True)
-    with open(arguments.output, "w") as file:
-        file.write(json.dumps(results, indent=1) + "\n")
+    write(arguments.output, results)
 
 
 if __name__ == "__main__":

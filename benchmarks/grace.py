@@ -7,7 +7,6 @@ users have. The results are written to docs/results/grace.json: agent steps per 
 """
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -18,11 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
+from benchmarks.sides import write
 from benchmarks.training import RESULTS, ROOT, after_start, rate, train
 from core.common.system import versions
 
 START_SECONDS = 12  # start-up, filling the memory, catching up
-WORDS = ("--rate_limiter.min_replay_size", "1000", "--rate_limiter.error_buffer", "100")  # of configs with replay
+WORDS = "--rate_limiter.min_replay_size 1000 --rate_limiter.error_buffer 100"  # of configs with replay
 
 
 @contextmanager
@@ -40,8 +40,8 @@ def busy_loops(count: int) -> Iterator[None]:
 def speed(checkout: Path, config: str, num_runs: int, num_loops: int, seconds: float) -> float:
     """Return the agent steps per second of all runs together."""
     with busy_loops(num_loops), ThreadPoolExecutor(num_runs) as pool:
-        words = ("--config", config, *WORDS)
-        runs = [pool.submit(train, START_SECONDS + seconds, *words, root=checkout) for _ in range(num_runs)]
+        words = f"--config {config} {WORDS}"
+        runs = [pool.submit(train, START_SECONDS + seconds, words, checkout=checkout) for _ in range(num_runs)]
         return sum(rate(after_start(run.result(), START_SECONDS - 4)) for run in runs)
 
 
@@ -71,7 +71,7 @@ def main() -> None:
         cells = [f"{value:.0f}" for value in medians.values()] + [f"{ratio:.2f}" for ratio in ratios]
         print(f"| {name} | " + " | ".join(cells) + " |")
     machine = {"cpus": os.cpu_count(), "machine": platform.machine(), **versions()}
-    (RESULTS / "grace.json").write_text(json.dumps({"results": results, "machine": machine}, indent=1) + "\n")
+    write(RESULTS / "grace.json", {"results": results, "machine": machine})
 
 
 if __name__ == "__main__":

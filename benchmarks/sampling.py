@@ -23,11 +23,9 @@ numbers in proportion.
 import argparse
 import copy
 import itertools
-import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import version
@@ -40,9 +38,10 @@ import numpy as np
 import torch
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 
-from benchmarks.speed import processor, updating
-from benchmarks.training import ROOT
-from core.common.system import available_bytes, versions
+from benchmarks.sides import calls_per_second, description, write
+from benchmarks.speed import updating
+from benchmarks.training import RESULTS
+from core.common.system import available_bytes
 from core.envs.atari import AtariEnv, AtariParams
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.uniform import UniformMemory, UniformParams
@@ -279,25 +278,16 @@ def torchrl_updates(buffer: Any, batch_size: int) -> list[Callable[[], None]]:
 
 
 # measuring ------------------------------------------------------------------------------------------------------------
-def rate(call: Callable[[], Any], seconds: float) -> float:
-    """Return the calls per second."""
-    started, count = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < seconds:
-        call()
-        count += 1
-    return count / elapsed
-
-
 def one_round(sides: Sides, seconds: float) -> dict[str, dict[str, float]]:
     """Return the batches per second, and priority updates per second, of one turn of every side."""
     figures: dict[str, dict[str, float]] = {}
     for batch_size in BATCHES:
         figures[f"batch {batch_size}"] = {
-            name: rate(partial(sample, batch_size), seconds) for name, sample in sides.samples().items()
+            name: calls_per_second(partial(sample, batch_size), seconds) for name, sample in sides.samples().items()
         }
         turns = {name: itertools.cycle(prepare(batch_size)) for name, prepare in sides.updates().items()}
         figures[f"priorities of {batch_size}"] = {
-            name: rate(lambda calls=calls: next(calls)(), seconds) for name, calls in turns.items()
+            name: calls_per_second(lambda calls=calls: next(calls)(), seconds) for name, calls in turns.items()
         }
     return figures
 
@@ -378,21 +368,15 @@ def main() -> None:
     parser.add_argument(
         "--torch_threads", type=int, default=0, help="threads of torch for sampling and updates; 0: all cores"
     )
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "sampling.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "sampling.json")
     options = parser.parse_args()
     if options.steps * BYTES_PER_STEP > available_bytes():
         sys.exit(
             f"{options.steps:,} steps need {options.steps * BYTES_PER_STEP:,} bytes, and {available_bytes():,} are free"
         )
-    figures = {
-        "command": " ".join(("python -m benchmarks.sampling", *sys.argv[1:])),
-        "processor": processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "versions": {**versions(), **{package: version(package) for package in PACKAGES}},
-        **measure(options),
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(figures, indent=1) + "\n")
+    figures = {**description("sampling"), **measure(options)}
+    figures["versions"] |= {package: version(package) for package in PACKAGES}
+    write(options.output, figures)
     print("\n".join(table(figures["measured"], figures["bytes_a_step"])))
     print(
         f"a batch of {BATCHES[0]} as a share of an update: "

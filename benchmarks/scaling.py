@@ -10,7 +10,6 @@ from typing import Any
 
 from benchmarks.cluster_limits import (
     NETWORKS,
-    RESULTS,
     USABLE,
     bottleneck,
     home_period,
@@ -19,6 +18,7 @@ from benchmarks.cluster_limits import (
     version_seconds,
 )
 from benchmarks.cluster_simulation import GPU_UPDATE, REGROUP_SECONDS, RESTART_SECONDS, RESUME_SECONDS, VARIATION
+from benchmarks.training import RESULTS
 from core.runtime.options import LearnerParams, RayParams
 
 ACTORS = (10, 100, 1_000)
@@ -296,8 +296,8 @@ def _simulated(result: dict[str, Any]) -> list[str]:
         ),
         _paragraph(
             f"- **A learner's node fails.** A run that is resumed {RESUME_SECONDS:.0f} s later loses {lost:,} updates "
-            f"since its checkpoint and is at full rate after {resumed['learner']:.0f} s. An elastic run would go on "
-            "with the learners left, which no engine does yet. If it regroups within "
+            f"since its checkpoint and is at full rate after {resumed['learner']:.0f} s. An elastic run "
+            "(`supervisor.elastic`) goes on with the learners left. If it regroups within "
             f"{REGROUP_SECONDS:.0f} s, it loses no update, is at full rate after {elastic['learner']:.0f} s, and "
             "pauses again when another node takes the place."
         ),

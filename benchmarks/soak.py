@@ -48,27 +48,13 @@ class Run:
     def start(self, *identity: str) -> None:
         """Start main.py with these words, which name the run."""
         options = self._options
-        words = [
-            "--config",
-            options.config,
-            "--seed",
-            str(options.seed),
-            "--num_actors",
-            str(options.actors),
-            "--steps",
-            str(10**9),
-            "--logger.period",
-            "1",
-            "--evaluator.period",
-            "5",
-            "--evaluator.episodes",
-            "5",
-            "--supervisor.max_restarts",
-            str(10**6),
-            "--learner.checkpoint_period",
-            "5",
-        ]
-        self.process = psutil.Popen([sys.executable, "main.py", *words, *identity], cwd=ROOT, stdout=subprocess.DEVNULL)
+        words = (
+            f"--config {options.config} --seed {options.seed} --num_actors {options.actors} --steps {10**9} "
+            "--logger.period 1 --evaluator.period 5 --evaluator.episodes 5 "
+            f"--supervisor.max_restarts {10**6} --learner.checkpoint_period 5"
+        )
+        command = [sys.executable, "main.py", *words.split(), *identity]
+        self.process = psutil.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
 
     def resume(self) -> None:
         """Start main.py again under the same signature."""

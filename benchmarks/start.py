@@ -12,7 +12,6 @@ The results, with the load average before each run, are written to docs/results/
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+from benchmarks.sides import write
 from benchmarks.training import RESULTS
 
 COMMAND = ("main.py", "--config", "dqn-cartpole", "--steps", "200", "--game", "timed_cartpole:Timed-v1")
@@ -93,7 +93,7 @@ def main() -> None:
         for checkout, name in names.items():
             results[name].append(measure(checkout.resolve()))
             print(name, {key: round(value, 2) for key, value in results[name][-1].items()}, flush=True)
-    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
+    write(arguments.output, results)
     print(table(results))
 
 
