@@ -20,6 +20,7 @@ from statistics import median
 from benchmarks.sides import write
 from benchmarks.training import RESULTS, ROOT, after_start, rate, train
 from core.common.system import versions
+from utils.plot.curves import markdown
 
 START_SECONDS = 12  # start-up, filling the memory, catching up
 WORDS = "--rate_limiter.min_replay_size 1000 --rate_limiter.error_buffer 100"  # of configs with replay
@@ -63,13 +64,12 @@ def main() -> None:
                     measured = results.setdefault(f"{config}, {checkout.name}", {}).setdefault(case, [])
                     measured.append(speed(checkout, config, num_runs, num_loops, options.seconds))
                     print(f"{config}, {checkout.name}, {case}: {measured[-1]:.0f} agent steps/s", flush=True)
-    print("| config, checkout | " + " | ".join(CASES) + " | beside loops / alone | two runs / alone |")
-    print("|---" * (len(CASES) + 3) + "|")
+    lines = []
     for name, cases in results.items():
         medians = {case: median(values) for case, values in cases.items()}
         ratios = [medians["two busy loops"] / medians["alone"], medians["two runs"] / medians["alone"]]
-        cells = [f"{value:.0f}" for value in medians.values()] + [f"{ratio:.2f}" for ratio in ratios]
-        print(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append([name, *(f"{value:.0f}" for value in medians.values()), *(f"{ratio:.2f}" for ratio in ratios)])
+    print(markdown(["config, checkout", *CASES, "beside loops / alone", "two runs / alone"], lines), end="")
     machine = {"cpus": os.cpu_count(), "machine": platform.machine(), **versions()}
     write(RESULTS / "grace.json", {"results": results, "machine": machine})
 

@@ -25,7 +25,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from core.trajectory.writer import ChunkWriter
 from utils.config import memory_budget
 from utils.config.command_line import read_options
 from utils.options import Options
+from utils.plot.curves import markdown
 
 GAMES = ("pong", "breakout", "seaquest", "asterix", "wizard_of_wor")
 TIMED_BLOCKS = 2_000  # Blocks whose decompression is timed.
@@ -190,19 +191,16 @@ def in_own_process(game: str, options: argparse.Namespace) -> tuple[str, dict[st
     return game, json.loads(last_line("history", {"OMP_NUM_THREADS": "1"}, **settings))
 
 
-def table(games: dict[str, dict[str, Any]]) -> Iterable[str]:
-    """Yield the lines of a Markdown table with the columns that were measured."""
+def table(games: dict[str, dict[str, Any]]) -> str:
+    """Return a Markdown table with the columns that were measured."""
     columns = {
         name: column for name, column in COLUMNS.items() if all(column[0] in figures for figures in games.values())
     }
-    yield "| game | " + " | ".join(columns) + " |"
-    yield "|---" * (len(columns) + 1) + "|"
-    for game, figures in games.items():
-        yield (
-            f"| {game} | "
-            + " | ".join(f"{figures[key] * scale:,.{digits}f}" for key, scale, digits in columns.values())
-            + " |"
-        )
+    lines = (
+        [game, *(f"{figures[key] * scale:,.{digits}f}" for key, scale, digits in columns.values())]
+        for game, figures in games.items()
+    )
+    return markdown(["game", *columns], lines)
 
 
 def main() -> None:
@@ -235,7 +233,7 @@ def main() -> None:
             )
             games[game] = {**description("history"), **figures, "jobs": options.jobs}
             write(options.output, result)
-    print("\n".join(table({game: games[game] for game in options.games})))
+    print(table({game: games[game] for game in options.games}), end="")
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
     }
     by_label = {label: same for label, same in by_label.items() if same}
     curves.write_csv(data, [run for same in by_label.values() for run in same])
-    table = markdown(by_label)
+    table = table_of(by_label)
     path.with_name(f"{name}-table.md").write_text(table)
     print(table, end="")
     figures.save(figures.draw_curves(panels(part, by_label), ["steps"], "mean", part.title), path, ["png"])
@@ -211,19 +211,18 @@ def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
             path.with_name(f"{name}-summary"),
             ["png"],
         )
-        path.with_name(f"{name}-summary.md").write_text("\n".join(summary_table(relative)) + "\n")
+        path.with_name(f"{name}-summary.md").write_text(summary_table(relative))
 
 
-def markdown(by_label: Mapping[str, Sequence[curves.Run]]) -> str:
+def table_of(by_label: Mapping[str, Sequence[curves.Run]]) -> str:
     """Return a Markdown table with a line for each label: late scores, best evaluation, agent steps and minutes."""
-    lines = ["| row | mean | of each seed | best evaluation | agent steps | minutes |", "|---" * 6 + "|"]
+    lines = []
     for label, same in by_label.items():
         late, points = [_late(run) for run in same], [run.curves[curves.SCORE] for run in same]
         scores, best = " ".join(f"{score:.2f}" for score in late), max(curve.values.max() for curve in points)
         steps, minutes = max(curve.steps[-1] for curve in points), (f"{each.seconds[-1] / 60:.1f}" for each in points)
-        cells = (label, f"{np.mean(late):.2f}", scores, f"{best:.2f}", f"{steps:,.0f}", " ".join(minutes))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append((label, f"{np.mean(late):.2f}", scores, f"{best:.2f}", f"{steps:,.0f}", " ".join(minutes)))
+    return curves.markdown(("row", "mean", "of each seed", "best evaluation", "agent steps", "minutes"), lines)
 
 
 def panels(part: Part, by_label: Mapping[str, Sequence[curves.Run]]) -> dict[str, list[curves.Run]]:

@@ -26,7 +26,7 @@ import itertools
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -51,6 +51,7 @@ from core.specs import EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW, StorageParams
 from core.trajectory.ring_buffer import Layout
 from core.types import Batch, TimeStep, slice_batch
+from utils.plot.curves import markdown
 
 NUM_ENVS, NSTEP, GAMMA, CHUNK = 8, 3, 0.99, 8
 PACKAGES = ("stable-baselines3", "torchrl", "tensordict", "lz4")
@@ -311,22 +312,22 @@ def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, d
     return figures
 
 
-def table(figures: dict[str, dict[str, dict[str, Any]]], bytes_per_step: dict[str, float]) -> Iterable[str]:
-    """Yield the lines of a Markdown table."""
-    yield "| side | bytes a step |" + "".join(
-        f" {measurement}: a second | us | of the fastest other |" for measurement in figures
-    )
-    yield "|---|---|" + "---|---|---|" * len(figures)
+def table(figures: dict[str, dict[str, dict[str, Any]]], bytes_per_step: dict[str, float]) -> str:
+    """Return a Markdown table with a line for each side."""
+    columns, lines = ["side", "bytes a step"], []
+    for measurement in figures:
+        columns += [f"{measurement}: a second", "us", "of the fastest other"]
     for name in figures[f"batch {BATCHES[0]}"]:
-        cells = [
-            f"{values['median']:,.0f} | {1e6 / values['median']:,.0f} | {values['of the fastest other']:.2f}"
-            if (values := sides.get(name))
-            else " | | "
-            for sides in figures.values()
-        ]
-        yield (
-            f"| {name} | {bytes_per_step.get(f'{name}, used', bytes_per_step[name]):,.0f} | " + " | ".join(cells) + " |"
-        )
+        cells = [name, f"{bytes_per_step.get(f'{name}, used', bytes_per_step[name]):,.0f}"]
+        for sides in figures.values():
+            values = sides.get(name)
+            cells += (
+                [f"{values['median']:,.0f}", f"{1e6 / values['median']:,.0f}", f"{values['of the fastest other']:.2f}"]
+                if values
+                else [""] * 3
+            )
+        lines.append(cells)
+    return markdown(columns, lines)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -377,7 +378,7 @@ def main() -> None:
     figures = {**description("sampling"), **measure(options)}
     figures["versions"] |= {package: version(package) for package in PACKAGES}
     write(options.output, figures)
-    print("\n".join(table(figures["measured"], figures["bytes_a_step"])))
+    print(table(figures["measured"], figures["bytes_a_step"]), end="")
     print(
         f"a batch of {BATCHES[0]} as a share of an update: "
         + ", ".join(

@@ -125,13 +125,9 @@ def missing_classes(options: Options) -> dict[str, str]:
 
 
 # dotted names ---------------------------------------------------------------------------------------------------------
-def flatten(params: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(params: Any) -> dict[str, Any]:
     """Return the values of a dataclass and of its sections: dotted name -> value."""
-    flat: dict[str, Any] = {}
-    for field in dataclasses.fields(params):
-        name, value = prefix + field.name, getattr(params, field.name)
-        flat |= flatten(value, name + ".") if dataclasses.is_dataclass(value) else {name: value}
-    return flat
+    return dotted(dataclasses.asdict(params))
 
 
 def declared(params: Any, prefix: str = "") -> dict[str, FieldInfo]:

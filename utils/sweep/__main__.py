@@ -31,7 +31,7 @@ from utils.config.command_line import refuse, split
 from utils.config.rows import split_values
 from utils.errors import ConfigurationError
 from utils.options import PROJECT
-from utils.plot.curves import METRICS, late_score, read_curve, read_lines, until
+from utils.plot.curves import METRICS, late_score, markdown, read_curve, read_lines, until
 from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of, seeded
 
 NOT_IN_FILE_NAMES = re.compile(r"[^\w.+-]+")
@@ -147,7 +147,8 @@ def tabulate(runs: Sequence[ChildRun], path: Path) -> str:
     lines = summaries(results)
     write_csv(path.with_name(f"{path.name}-runs.csv"), results)
     write_csv(path.with_name(f"{path.name}.csv"), lines)
-    text = markdown(lines)
+    columns = [name.replace("_", " ") for name in Summary._fields]
+    text = markdown(columns, (list(map(_text, line)) for line in lines))
     path.with_name(f"{path.name}.md").write_text(text)
     return text
 
@@ -187,13 +188,6 @@ def write_csv(path: Path, lines: Sequence[Result] | Sequence[Summary]) -> None:
     """Write a column per field and a line per result or summary."""
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([lines[0]._fields, *(map(_text, line) for line in lines)])
-
-
-def markdown(lines: Iterable[Summary]) -> str:
-    """Return the summaries as a Markdown table."""
-    header = [name.replace("_", " ") for name in Summary._fields]
-    rows = [header, ["---"] * len(header), *(map(_text, line) for line in lines)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _text(value: object) -> str:
