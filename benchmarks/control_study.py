@@ -97,9 +97,8 @@ def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None
             return True
 
     size = env.action_space.shape[0]  # type: ignore[index]
-    noise = NormalActionNoise(
-        np.zeros(size), np.full(size, agent.noise_scale)
-    )  # Both scales are for actions in [-1, 1].
+    # Both scales are for actions in [-1, 1].
+    noise = NormalActionNoise(np.zeros(size), np.full(size, agent.noise_scale))
     getattr(stable_baselines3, OTHERS[side])(
         "MlpPolicy",
         env,

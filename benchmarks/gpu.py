@@ -252,7 +252,7 @@ def run(options: Options, words: Sequence[str], seconds: float, start: float) ->
 
 
 # all ------------------------------------------------------------------------------------------------------------------
-def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], None] = print) -> dict[str, float]:
+def measure(options: Options, seconds: float, rounds: int) -> dict[str, float]:
     """Return the median rate of each part alone; the parts take turns."""
     spec, rates = validation.environment_spec(options), dict[str, list[float]]()
     for _ in range(rounds):
@@ -262,7 +262,8 @@ def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], 
             *updates(options, spec, seconds),
         ):
             rates.setdefault(name, []).append(part_rate)
-            say(f"  {name}: {part_rate:,.0f} agent steps/s, 200 M frames in {AIM_STEPS / part_rate / 60:,.1f} minutes")
+            minutes = AIM_STEPS / part_rate / 60
+            print(f"  {name}: {part_rate:,.0f} agent steps/s, 200 M frames in {minutes:,.1f} minutes")
     return {name: statistics.median(each) for name, each in rates.items()}
 
 

@@ -52,9 +52,8 @@ def no_prefetch(seconds: float) -> float:
 
 def strategy(name: str, seconds: float) -> float:
     """Return the samples learned from per second; half of them are replayed."""
-    members = [QUEUE, {"capacity": 200, "sample_ratio": 0.5, **STRATEGIES[name]}]
-    replay = json.dumps(members, separators=(",", ":"))
-    lines = train(15 + seconds, COMMON, f"--memory_type mixed --memory.replay_parameters {replay}")
+    replay = json.dumps([QUEUE, {"capacity": 200, "sample_ratio": 0.5, **STRATEGIES[name]}])
+    lines = train(15 + seconds, COMMON, "--memory_type mixed --memory.replay_parameters", replay)
     return 2 * rate(after_start(lines, 10))
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,15 +25,16 @@ def train(seconds: float, *words: str, checkout: Path = ROOT) -> list[dict[str, 
 
     Args:
         seconds: Duration of the run, with its start.
-        words: Options of main.py; a text can hold several.
+        words: Words of the command line; a text that begins with "--" can hold several.
         checkout: Folder of the program.
     """
     with TemporaryDirectory(prefix="bench_", ignore_cleanup_errors=True) as root:
         (checkout / ".cache").mkdir(exist_ok=True)
         Path(root, ".cache").symlink_to(checkout / ".cache")
-        options = f"--root {root} --machine bench --timestamp run --seconds {seconds} {NO_EVALUATION}"
+        identity = f"--root {root} --machine bench --timestamp run --seconds {seconds}"
+        texts = (text.split() if text.startswith("--") else [text] for text in (identity, NO_EVALUATION, *words))
         subprocess.run(
-            [sys.executable, "main.py", *" ".join([options, *words]).split()],
+            [sys.executable, "main.py", *chain(*texts)],
             cwd=checkout,
             check=True,
             stdout=subprocess.DEVNULL,
