@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from core.checkpoint.run_checkpoint import STEP_FOLDER
 from core.common.console import log_to_stderr
 from core.common.settings import dotted
 from utils import run_registry
@@ -347,6 +348,9 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
             "--seconds again to stop by time"
         )
     newest = max(options.checkpoint_folder.glob("step_*"), default=options.checkpoint_folder)
+    made = STEP_FOLDER.fullmatch(newest.name)
+    if made and options.steps is not None and int(made[1]) >= options.steps:
+        print(f"{saved.signature} has made {int(made[1]):,} agent steps: give a larger --steps to train it further")
     fixed = FIXED + (FIXED_WITH_REPLAY if (newest / "memory.pt").exists() else ())
     problems, run = [], saved.signature
     for name in different:
