@@ -18,6 +18,7 @@ def leftovers():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # a run starts within a minute on a busy machine
 def test_a_run_is_measured_and_its_files_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = leftovers()
@@ -27,6 +28,7 @@ def test_a_run_is_measured_and_its_files_are_removed(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # a run starts within a minute on a busy machine
 def test_a_killed_benchmark_ends_its_run(tmp_path):
     before = leftovers()
     program = f"from benchmarks.training import train; train(600, '{CARTPOLE}')"
