@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 
@@ -46,9 +47,13 @@ ENDS: dict[str, Callable[[Run], None]] = {
 }
 
 
-def measure(end: Callable[[Run], None], options: argparse.Namespace) -> dict[str, float | int]:
-    """Return the exit code, the seconds until main and all processes had ended, and the one-minute load average."""
-    run, steps = Run(options), 0
+def measure(run: Run, end: Callable[[Run], None]) -> dict[str, float | int]:
+    """End a run after STEPS agent steps.
+
+    Returns:
+        The exit code, the seconds until main and all processes had ended, and the one-minute load average.
+    """
+    steps = 0
     try:
         while steps < STEPS:
             time.sleep(0.2)
@@ -85,7 +90,8 @@ def main() -> None:
             options = argparse.Namespace(
                 victim=name.replace(" ", "-"), config="dqn-minatar-breakout", seed=number, actors=2
             )
-            results[name].append(measure(end, options))
+            with TemporaryDirectory(ignore_cleanup_errors=True) as root:
+                results[name].append(measure(Run(options, Path(root)), end))
             print(name, results[name][-1], flush=True)
     write(arguments.output, results)
 
