@@ -27,11 +27,10 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.arithmetic import ATARI, make_batch
-from benchmarks.speed import processor
-from benchmarks.training import ROOT
+from benchmarks.sides import description, write
+from benchmarks.training import RESULTS, ROOT
 from core.agents.dqn import DQN
 from core.agents.impala import Impala
-from core.common.system import versions
 from core.device.torch_runtime import use_threads
 from core.distributed.torch_group import TorchGroup
 from core.learning import gradients
@@ -183,7 +182,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="duration of each size")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--updates", type=int, default=4, help="updates of each way in a round")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "allreduce.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "allreduce.json")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -191,9 +190,9 @@ def main() -> None:
         work(options)
         return
     result = json.loads(options.output.read_text()) if options.output.exists() else {}
-    result.update({"processor": processor(), "cpus": len(os.sched_getaffinity(0)), "versions": versions()})
+    result.update(description("allreduce"))
     part = result.setdefault(options.part, {})
-    part.setdefault("commands", []).append(" ".join(["python -m benchmarks.allreduce", *sys.argv[1:]]))
+    part.setdefault("commands", []).append(result.pop("command"))
     for link in options.links:
         part["load average"] = os.getloadavg()[0]
         for count in (2, 4) if options.part == "sizes" else (2, 4) if link == "loopback" else (2,):
@@ -207,7 +206,7 @@ def main() -> None:
                 group[case] = run_group(link, count, words)
                 medians = {name: round(statistics.median(times), 2) for name, times in group[case]["ms"].items()}
                 print(f"{link}, {count} processes, {case}: {medians}", flush=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        write(options.output, result)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ and the median ratio of the pairs.
 """
 
 import argparse
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,8 +17,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from benchmarks.speed import processor
-from benchmarks.training import ROOT
+from benchmarks.sides import calls_per_second, description, write
+from benchmarks.training import RESULTS, ROOT
 from core.agent import Agent
 from core.agents.d4pg import D4PG
 from core.agents.ddpg import DDPG
@@ -29,7 +27,6 @@ from core.agents.impala import Impala
 from core.agents.rainbow import Rainbow
 from core.agents.sac import SAC
 from core.agents.td3 import TD3
-from core.common.system import versions
 from core.device.recorded_work import CompiledCallable
 from core.device.torch_runtime import use_threads
 from core.learning.precision import has_large_products, in_bf16, use_onednn_products
@@ -144,6 +141,14 @@ def make_batch(agent: Agent) -> Batch:
     return Batch(window, SampleIds(np.zeros(size, np.int64), np.arange(size)), torch.ones(size))
 
 
+def updates_per_second(agent: Agent, threads: int, seconds: float) -> float:
+    """Return the updates per second of an agent on a batch in memory, with these threads."""
+    use_threads(threads)
+    agent.init_learner()
+    batch = make_batch(agent)
+    return calls_per_second(lambda: agent.learn(batch), seconds, uncounted=3)
+
+
 def compare(sides: dict[str, Work], seconds: float, rounds: int) -> dict[str, Any]:
     """Return the milliseconds of each side in each round, and the ratios of the first to the second."""
     for work in sides.values():
@@ -173,15 +178,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="processor time of each case")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cases", default="", help="measure only cases whose name contains this")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "arithmetic.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "arithmetic.json")
     options = parser.parse_args()
     use_threads(1)
     result: dict[str, Any] = {
-        "command": "python -m benchmarks.arithmetic " + " ".join(sys.argv[1:]),
-        "processor": processor(),
+        **description("arithmetic"),
         "capabilities": {name: torch.cpu.get_capabilities().get(name) for name in ("avx512_bf16", "amx_bf16")},
         "allocator": {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")},
-        "versions": versions(),
     }
     cases: dict[str, Callable[[], dict[str, Work]]] = {}
     for name, case in PRECISIONS.items():
@@ -196,7 +199,7 @@ def main() -> None:
         result[name] = compare(sides, options.seconds, options.rounds)
         medians = ", ".join(f"{side} {statistics.median(result[name][side]):.2f} ms" for side in sides)
         print(f"{name}: {medians}, ratio {result[name]['ratio']:.2f}", flush=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        write(options.output, result)
 
 
 if __name__ == "__main__":

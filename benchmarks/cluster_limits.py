@@ -11,10 +11,9 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.training import ROOT
+from benchmarks.training import RESULTS
 from core.runtime.options import LearnerParams, RayParams
 
-RESULTS = ROOT / "docs" / "results"
 USABLE = 0.7  # Share of a network's nominal rate.
 NETWORKS = {"1 Gbit/s": 1e9 / 8, "10 Gbit/s": 1e10 / 8}  # Bytes per second.
 

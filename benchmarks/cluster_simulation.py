@@ -26,7 +26,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.cluster_limits import RESULTS, Cluster, bottleneck, measured
+from benchmarks.cluster_limits import Cluster, bottleneck, measured
+from benchmarks.training import RESULTS
 
 GPU_UPDATE = 0.01  # seconds of one update of a batch of 512 on a GPU; assumed
 VARIATION = 0.1  # standard deviation of a duration, relative to its mean

@@ -13,22 +13,17 @@ Then two parts take turns likewise:
 """
 
 import argparse
-import json
 import os
-import statistics
-import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import training
-from benchmarks.speed import measure_side, processor
-from benchmarks.training import ROOT, stable_baselines3_rate, train
-from core.common.system import versions
+from benchmarks.sides import calls_per_second, description, last_line, ratios, take_turns, write
+from benchmarks.training import RESULTS, rate, stable_baselines3_rate, train
 
 BATCH_SIZE, HIDDEN, LEARN_START, NUM_ENVS = 256, 256, 1_000, 8
+UNCOUNTED = 20  # First calls of a part.
 START_SECONDS = 60  # Start-up of our side: processes, filling the memory, compiling.
 
 
@@ -36,33 +31,17 @@ def ours(agent: str, game: str, seconds: float, *words: str) -> float:
     """Return the agent steps per second of `python main.py`, with one update per step, compiled as the row says."""
     lines = train(
         START_SECONDS + seconds,
-        "--config",
-        f"{agent}-halfcheetah",
-        "--game",
-        game,
-        "--rate_limiter.min_replay_size",
-        str(LEARN_START),
-        "--agent.random_exploration_steps",
-        str(LEARN_START),
-        "--agent.batch_size",
-        str(BATCH_SIZE),
-        "--model.hidden",
-        str(HIDDEN),
-        str(HIDDEN),
-        "--rate_limiter.samples_per_insert",
-        str(BATCH_SIZE),
-        "--learner.log_period",
-        "1",
+        f"--config {agent}-halfcheetah --game {game} --agent.batch_size {BATCH_SIZE} --model.hidden {HIDDEN} {HIDDEN}",
+        f"--rate_limiter.min_replay_size {LEARN_START} --agent.random_exploration_steps {LEARN_START}",
+        f"--rate_limiter.samples_per_insert {BATCH_SIZE} --learner.log_period 1",
         *words,
     )
-    return training.rate(
-        [line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.9 * BATCH_SIZE]
-    )
+    return rate([line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.9 * BATCH_SIZE])
 
 
 def ours_eager(agent: str, game: str, seconds: float) -> float:
     """Return the same without compiled updates."""
-    return ours(agent, game, seconds, "--learner.compile", "no")
+    return ours(agent, game, seconds, "--learner.compile no")
 
 
 def stable_baselines3(agent: str, game: str, seconds: float) -> float:
@@ -84,7 +63,7 @@ def stable_baselines3_update(agent: str, game: str, seconds: float) -> float:
     """Return the updates per second of stable-baselines3's train() on all cores."""
     learning = _sb3_agent(agent, game)
     learning.learn(LEARN_START + 200)
-    return _calls_per_second(lambda: learning.train(1, BATCH_SIZE), seconds)
+    return calls_per_second(lambda: learning.train(1, BATCH_SIZE), seconds, UNCOUNTED)
 
 
 def in_one_process(agent: str, game: str, seconds: float) -> float:
@@ -98,9 +77,11 @@ def in_one_process(agent: str, game: str, seconds: float) -> float:
     generator, space = np.random.default_rng(0), env.spec.action
     low, high = space.low, space.high  # type: ignore[union-attr]
     shape = (NUM_ENVS, *low.shape)
-    return NUM_ENVS * _calls_per_second(
-        lambda: env.step(generator.uniform(low, high, shape).astype(np.float32)), seconds
-    )
+
+    def step() -> None:
+        env.step(generator.uniform(low, high, shape).astype(np.float32))
+
+    return NUM_ENVS * calls_per_second(step, seconds, UNCOUNTED)
 
 
 def a_process_each(agent: str, game: str, seconds: float) -> float:
@@ -113,9 +94,13 @@ def a_process_each(agent: str, game: str, seconds: float) -> float:
     env.reset(seed=0)
     generator, space = np.random.default_rng(0), env.action_space
     low, high = space.low, space.high  # type: ignore[attr-defined]
-    rate = NUM_ENVS * _calls_per_second(lambda: env.step(generator.uniform(low, high).astype(np.float32)), seconds)
+
+    def step() -> None:
+        env.step(generator.uniform(low, high).astype(np.float32))
+
+    steps_per_second = NUM_ENVS * calls_per_second(step, seconds, UNCOUNTED)
     env.close()
-    return rate
+    return steps_per_second
 
 
 def _updates(agent: str, game: str, seconds: float, compiled: bool) -> float:
@@ -126,7 +111,7 @@ def _updates(agent: str, game: str, seconds: float, compiled: bool) -> float:
     use_threads(len(os.sched_getaffinity(0)))
     kind, network, _, settings = arithmetic.CONTROL[agent.upper()]
     case = kind, network, GymEnv(GymParams(), game, 1).spec, {**settings, "batch_size": BATCH_SIZE}
-    return _calls_per_second(arithmetic.make_update(case, compiled=compiled), seconds)
+    return calls_per_second(arithmetic.make_update(case, compiled=compiled), seconds, UNCOUNTED)
 
 
 def _sb3_agent(agent: str, game: str) -> Any:
@@ -155,17 +140,6 @@ def _sb3_agent(agent: str, game: str) -> Any:
     )
 
 
-def _calls_per_second(call: Callable[[], object], seconds: float) -> float:
-    """Return the calls per second, after 20 calls that are not counted."""
-    for _ in range(20):
-        call()
-    started, count = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < seconds:
-        call()
-        count += 1
-    return count / elapsed
-
-
 Side = Callable[[str, str, float], float]
 GROUPS: dict[str, tuple[str, dict[str, Side]]] = {  # Unit and sides; the first side is compared with each other side.
     "program": ("agent steps/s", {"ours": ours, "ours, eager": ours_eager, "stable-baselines3": stable_baselines3}),
@@ -189,40 +163,37 @@ def main() -> None:
         "--seconds", type=float, default=60.0, help="duration of each measurement of a program; parts take a sixth"
     )
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "control-speed.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "control-speed.json")
     options = parser.parse_args()
     if options.side:
         print(SIDES[options.side](options.agent, options.game, options.seconds))
         return
-    result: dict[str, object] = {
-        "command": "python -m benchmarks.control_speed " + " ".join(sys.argv[1:]),
+    result: dict[str, Any] = {
+        **description("control_speed"),
         "agent": options.agent,
         "game": options.game,
         "seconds": options.seconds,
-        "processor": processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "versions": {**versions(), **{name: version(name) for name in ("stable-baselines3", "mujoco")}},
     }
+    result["versions"] |= {name: version(name) for name in ("stable-baselines3", "mujoco")}
     for group in options.groups:
         unit, sides = GROUPS[group]
-        rates: dict[str, list[float]] = {side: [] for side in sides}
-        for _ in range(options.pairs):
-            for side in sides:
-                seconds = options.seconds if group == "program" else options.seconds / 6
-                words = "--agent", options.agent, "--game", options.game
-                rates[side].append(measure_side("benchmarks.control_speed", side, seconds, *words))
-                print(f"{group}: {side} {rates[side][-1]:.1f} {unit}", flush=True)
-        first, *others = sides
-        ratios = {
-            f"{first} / {other}": [mine / theirs for mine, theirs in zip(rates[first], rates[other])]
-            for other in others
+        settings = {
+            "agent": options.agent,
+            "game": options.game,
+            "seconds": options.seconds if group == "program" else options.seconds / 6,
         }
-        result[group] = {"unit": unit, **rates, **ratios}
-        for name, pair_ratios in ratios.items():
-            median = statistics.median(rates[first])
-            print(f"{group}: {name} {statistics.median(pair_ratios):.2f}, median {median:.1f} {unit}")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+        rates = take_turns(
+            sides,
+            options.pairs,
+            lambda side, settings=settings: float(last_line("control_speed", side=side, **settings)),
+            f"{group}: ",
+            unit,
+        )
+        first, *others = sides
+        result[group] = {"unit": unit, **rates} | {
+            f"{first} / {other}": ratios(f"{group}: {first} / {other}", rates[first], rates[other]) for other in others
+        }
+    write(options.output, result)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ complete run is not repeated, so that the study can be stopped and continued. Ne
 
 import argparse
 import csv
+import dataclasses
 import itertools
 import os
-import queue
 import subprocess
 import sys
 import time
@@ -24,9 +24,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.training import RESULTS, ROOT
-from utils.config.command_line import read_options
+from utils.config.command_line import read_options, refuse
+from utils.errors import ConfigurationError
 from utils.options import CONFIGS
 from utils.plot import curves, figures
+from utils.sweep.subprocess_run import ChildRun, Runner, options_of, seeded, words_of
 
 OTHERS = {"stable-baselines3-ddpg": "DDPG", "stable-baselines3-td3": "TD3"}
 OURS = ("ddpg", "d4pg", "td3", "sac")
@@ -35,76 +37,28 @@ EPISODES, EVALUATIONS = 10, 20
 TASKS = {row["name"].removeprefix("ddpg-"): row for row in CONFIGS if row["name"].startswith("ddpg-")}
 
 
-class Shares:
-    """Shares of this machine's cores, one per job; a command runs on the next free share."""
-
-    def __init__(self, jobs: int):
-        cores = sorted(os.sched_getaffinity(0))
-        self._free: queue.Queue[list[int]] = queue.Queue()
-        for share in range(jobs):
-            self._free.put(cores[share::jobs])
-
-    def run(self, *command: str) -> None:
-        """Run a Python command on a free share."""
-        cores = self._free.get()
-        try:
-            subprocess.run(
-                [sys.executable, *command],
-                cwd=ROOT,
-                check=True,
-                stdout=subprocess.DEVNULL,
-                preexec_fn=lambda: os.sched_setaffinity(0, cores),
-            )
-        finally:
-            self._free.put(cores)
+def ours(side: str, task: str, seed: int, steps: int) -> ChildRun:
+    """Return a run of the row <side>-<task>."""
+    words = f"--steps {steps} --evaluator.steps {steps // EVALUATIONS} --evaluator.episodes {EPISODES}".split()
+    options = options_of(f"{side}-{task}", words, "control", str(ROOT))
+    (options,) = seeded(options, f"{task}-{side}", [seed])
+    options = dataclasses.replace(options, timestamp=f"{options.timestamp}-{steps}")
+    return ChildRun(options, words, options.log_folder.with_suffix(".txt"))
 
 
-def ours(shares: Shares, side: str, task: str, seed: int, steps: int) -> curves.Run:
-    """Return a run of the row <side>-<task>, trained unless it is complete."""
-    timestamp = f"{task}-{side}-seed{seed}-{steps}"
-    folder = ROOT / "logs" / f"control_{timestamp}"
-    if not folder.exists() or curves.read_curve(folder / "metrics.jsonl").steps.max(initial=0) < steps:
-        start = (
-            ["--resume", f"control_{timestamp}"]
-            if folder.exists()
-            else ["--machine", "control", "--timestamp", timestamp]
-        )
-        shares.run(
-            "main.py",
-            "--config",
-            f"{side}-{task}",
-            "--seed",
-            str(seed),
-            "--steps",
-            str(steps),
-            "--evaluator.steps",
-            str(steps // EVALUATIONS),
-            "--evaluator.episodes",
-            str(EPISODES),
-            *start,
-        )
-    return curves.read([folder], list(curves.COLUMNS))[0]
-
-
-def others(shares: Shares, side: str, task: str, seed: int, steps: int) -> curves.Run:
-    """Return a run of stable-baselines3, trained in a process of its own unless it is complete."""
+def other(side: str, task: str, seed: int, steps: int, threads: int) -> Path:
+    """Return the evaluations of a run of stable-baselines3, trained in a process of its own unless it is complete."""
     path = ROOT / "logs" / f"control_{task}-{side}-seed{seed}-{steps}.csv"
     if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        shares.run(
-            "-m",
-            "benchmarks.control_study",
-            task,
-            "--sides",
-            side,
-            "--seeds",
-            str(seed),
-            "--steps",
-            str(steps),
-            "--result",
-            str(path),
+        words = words_of({"sides": side, "seeds": seed, "steps": steps, "result": path})
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.control_study", task, *words],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
-    return curves.read([path], list(curves.COLUMNS))[0]
+    return path
 
 
 def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None:
@@ -144,9 +98,8 @@ def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None
             return True
 
     size = env.action_space.shape[0]  # type: ignore[index]
-    noise = NormalActionNoise(
-        np.zeros(size), np.full(size, agent.noise_scale)
-    )  # Both scales are for actions in [-1, 1].
+    # Both scales are for actions in [-1, 1].
+    noise = NormalActionNoise(np.zeros(size), np.full(size, agent.noise_scale))
     getattr(stable_baselines3, OTHERS[side])(
         "MlpPolicy",
         env,
@@ -170,17 +123,23 @@ def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None
     path.with_suffix(".part").rename(path)
 
 
-def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, jobs: int, output: Path) -> None:
-    """Train what is missing of a task, and write the curves, the plot and the table."""
-    shares = Shares(jobs)
+def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, jobs: int, output: Path) -> int:
+    """Train what is missing of a task, write curves, plot and table, and return 0 if all of our runs are complete."""
+    keys = list(itertools.product(seeds, sides))
+    children = {(side, seed): ours(side, task, seed, steps) for seed, side in keys if side in OURS}
+    code = Runner(list(children.values()), jobs).run()
+    if code or not all(child.complete for child in children.values()):
+        return code or 1
+    threads = max(len(os.sched_getaffinity(0)) // jobs, 1)
     with ThreadPoolExecutor(jobs) as pool:
-        futures = {
-            (side, seed): pool.submit(ours if side in OURS else others, shares, side, task, seed, steps)
-            for seed, side in itertools.product(seeds, sides)
+        others = {
+            (side, seed): pool.submit(other, side, task, seed, steps, threads) for seed, side in keys if side in OTHERS
         }
+    sources = {key: child.options.log_folder for key, child in children.items()}
+    sources |= {key: future.result() for key, future in others.items()}
     runs: dict[str, list[curves.Run]] = {side: [] for side in sides}
-    for (side, seed), future in futures.items():
-        run = future.result()
+    for seed, side in keys:
+        (run,) = curves.read([sources[side, seed]], list(curves.COLUMNS))
         until = {name: curves.until(curve, steps) for name, curve in run.curves.items()}
         runs[side].append(run._replace(name=f"{side}-seed{seed}", curves=until))
     curves.write_csv(output / f"control-{task}.csv", [run for side_runs in runs.values() for run in side_runs])
@@ -207,10 +166,11 @@ def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, job
                 f"{minutes:.1f} minutes a run",
                 flush=True,
             )
+    return 0
 
 
-def main() -> None:
-    """Run the study of each task."""
+def main() -> int:
+    """Run the study of each task; return 0 if all of its runs are complete."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="+", choices=TASKS)
     parser.add_argument("--steps", type=int, help="agent steps per run, a multiple of 20; default: those of the row")
@@ -224,11 +184,16 @@ def main() -> None:
         steps = options.steps or TASKS[task]["steps"]
         if options.result:
             train_other(options.sides[0], task, options.seeds[0], steps, options.result)
-            return
+            return 0
         names = {row["name"] for row in CONFIGS}
         sides = [side for side in options.sides if side in OTHERS or f"{side}-{task}" in names]
-        study(task, sides, options.seeds, steps, options.jobs, options.output)
+        try:
+            if code := study(task, sides, options.seeds, steps, options.jobs, options.output):
+                return code
+        except ConfigurationError as refused:
+            refuse(refused)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

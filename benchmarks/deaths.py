@@ -9,14 +9,16 @@ run survives.
 """
 
 import argparse
-import json
 import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 
+from benchmarks.sides import write
 from benchmarks.soak import Run
 from benchmarks.training import RESULTS
 
@@ -45,9 +47,13 @@ ENDS: dict[str, Callable[[Run], None]] = {
 }
 
 
-def measure(end: Callable[[Run], None], options: argparse.Namespace) -> dict[str, float | int]:
-    """Return the exit code, the seconds until main and all processes had ended, and the one-minute load average."""
-    run, steps = Run(options), 0
+def measure(run: Run, end: Callable[[Run], None]) -> dict[str, float | int]:
+    """End a run after STEPS agent steps.
+
+    Returns:
+        The exit code, the seconds until main and all processes had ended, and the one-minute load average.
+    """
+    steps = 0
     try:
         while steps < STEPS:
             time.sleep(0.2)
@@ -76,7 +82,7 @@ def main() -> None:
     """Measure all rounds, print the results and write them as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", default=RESULTS / "deaths.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "deaths.json")
     arguments = parser.parse_args()
     results: dict[str, list[dict[str, float | int]]] = {name: [] for name in ENDS}
     for number in range(arguments.rounds):
@@ -84,10 +90,10 @@ def main() -> None:
             options = argparse.Namespace(
                 victim=name.replace(" ", "-"), config="dqn-minatar-breakout", seed=number, actors=2
             )
-            results[name].append(measure(end, options))
+            with TemporaryDirectory(ignore_cleanup_errors=True) as root:
+                results[name].append(measure(Run(options, Path(root)), end))
             print(name, results[name][-1], flush=True)
-    with open(arguments.output, "w") as file:
-        file.write(json.dumps(results, indent=1) + "\n")
+    write(arguments.output, results)
 
 
 if __name__ == "__main__":

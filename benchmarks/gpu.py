@@ -15,24 +15,20 @@ smallest networks, which only shows that the program works.
 
 import argparse
 import gc
-import json
-import os
 import statistics
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.speed import processor
-from benchmarks.training import ROOT, after_start, rate, train
+from benchmarks.sides import description, write
+from benchmarks.training import RESULTS, after_start, rate, train
 from core.acting.graphed_inference import with_graphed_forward
 from core.agent import Agent, Exploration
-from core.common.system import versions
 from core.learning.batch_source import InPlaceBatchSource
 from core.learning.precision import precision_on, use_tf32
 from core.learning.updates import DeviceReplayBatches, GraphedUpdate, StagedBatches
@@ -43,35 +39,20 @@ from utils.config import memory_budget, validation
 from utils.config.command_line import read_options
 from utils.options import Options
 
-CASES: dict[str, tuple[str, ...]] = {
-    "dqn": ("--config", "dqn-pong-gpu"),
-    "dqn of 32": ("--config", "dqn-pong-gpu", "--agent.batch_size", "32", "--learner.updates_per_graph_launch", "32"),
-    "rainbow": ("--config", "rainbow-pong-gpu"),
-    "r2d2": ("--config", "r2d2-pong-gpu"),
-    "impala, deep": ("--config", "impala-pong-gpu"),
+CASES = {
+    "dqn": "--config dqn-pong-gpu",
+    "dqn of 32": "--config dqn-pong-gpu --agent.batch_size 32 --learner.updates_per_graph_launch 32",
+    "rainbow": "--config rainbow-pong-gpu",
+    "r2d2": "--config r2d2-pong-gpu",
+    "impala, deep": "--config impala-pong-gpu",
 }
-CAPTURED = ("--learner.cuda_graph", "on")  # Needs a GPU.
 TOY = (
-    "--env_type",
-    "catch",
-    "--game",
-    "catch",
-    "--num_envs_per_actor",
-    "4",
-    "--actor.env_threads",
-    "1",
-    "--agent.batch_size",
-    "4",
+    "--env_type catch --game catch --num_envs_per_actor 4 --actor.env_threads 1 --agent.batch_size 4 "
+    "--device cpu --actor.device cpu"
 )
 TOY_REPLAY = (
-    "--memory.capacity",
-    "1000",
-    "--rate_limiter.min_replay_size",
-    "600",
-    "--rate_limiter.error_buffer",
-    "160",
-    "--learner.updates_per_graph_launch",
-    "2",
+    "--memory.capacity 1000 --rate_limiter.min_replay_size 600 --rate_limiter.error_buffer 160 "
+    "--learner.updates_per_graph_launch 2"
 )
 TOY_MODELS = {
     "dqn": "dqn-minatar",
@@ -80,18 +61,16 @@ TOY_MODELS = {
     "r2d2": "r2d2-minatar",
     "impala, deep": "minatar-ac",
 }
-ON_CPU = ("--device", "cpu", "--actor.device", "cpu")
 START_SECONDS = 90.0  # Time until a run learns.
 AIM_STEPS = 50_000_000  # 200 M frames.
 
 
-def words_of(case: str, toy: bool) -> tuple[str, ...]:
+def words_of(case: str, toy: bool) -> list[str]:
     """Return the words of the command line of a case."""
-    words = CASES[case]
     if not toy:
-        return (*words, *CAPTURED)
-    replay = () if case == "impala, deep" else TOY_REPLAY
-    return (*words, *TOY, "--model_type", TOY_MODELS[case], *replay, *ON_CPU)
+        return f"{CASES[case]} --learner.cuda_graph on".split()  # needs a GPU
+    replay = "" if case == "impala, deep" else TOY_REPLAY
+    return f"{CASES[case]} {TOY} --model_type {TOY_MODELS[case]} {replay}".split()
 
 
 def per_second(work: Callable[[], int], seconds: float, device: torch.device) -> float:
@@ -257,10 +236,10 @@ class MemoryInUse:
         self._thread.join()
 
 
-def run(options: Options, words: tuple[str, ...], seconds: float, start: float) -> dict[str, float]:
+def run(options: Options, words: Sequence[str], seconds: float, start: float) -> dict[str, float]:
     """Return the rates of a run over the time in which the learner kept up with the actors."""
     with MemoryInUse(torch.device(options.device)) as memory:
-        lines = train(start + seconds, *words, "--logger.period", "1")
+        lines = train(start + seconds, *words, "--logger.period 1")
     min_ratio = 0.85 * (options.rate_limiter.samples_per_insert or 0.0)
     ratio = "global/samples_per_insert"
     lines = [line for line in after_start(lines, start) if line["values"].get(ratio, 0) >= min_ratio]
@@ -273,7 +252,7 @@ def run(options: Options, words: tuple[str, ...], seconds: float, start: float) 
 
 
 # all ------------------------------------------------------------------------------------------------------------------
-def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], None] = print) -> dict[str, float]:
+def measure(options: Options, seconds: float, rounds: int) -> dict[str, float]:
     """Return the median rate of each part alone; the parts take turns."""
     spec, rates = validation.environment_spec(options), dict[str, list[float]]()
     for _ in range(rounds):
@@ -283,7 +262,8 @@ def measure(options: Options, seconds: float, rounds: int, say: Callable[[str], 
             *updates(options, spec, seconds),
         ):
             rates.setdefault(name, []).append(part_rate)
-            say(f"  {name}: {part_rate:,.0f} agent steps/s, 200 M frames in {AIM_STEPS / part_rate / 60:,.1f} minutes")
+            minutes = AIM_STEPS / part_rate / 60
+            print(f"  {name}: {part_rate:,.0f} agent steps/s, 200 M frames in {minutes:,.1f} minutes")
     return {name: statistics.median(each) for name, each in rates.items()}
 
 
@@ -295,11 +275,6 @@ def ceiling(options: Options, rates: Mapping[str, float]) -> tuple[str, float]:
     )
     parts = ("emulator", f"inference, {captured}", f"updates, {precision}, {captured}")
     return min(((part, rates[part]) for part in parts), key=lambda part: part[1])
-
-
-def device_name(device: str) -> str:
-    """Return the name of the GPU."""
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else "no GPU"
 
 
 def main() -> None:
@@ -315,7 +290,7 @@ def main() -> None:
         "--start_seconds", type=float, default=START_SECONDS, help="time until the learner has caught up"
     )
     parser.add_argument("--toy", action="store_true", help="Catch on the CPU")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "gpu.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "gpu.json")
     parser.add_argument("words", nargs="*", help="options of main.py after --, for every case")
     arguments = parser.parse_args()
     if not arguments.toy and not torch.cuda.is_available():
@@ -324,14 +299,8 @@ def main() -> None:
             "older driver does not support. Use --toy to try the program on the CPU"
         )
     cases: dict[str, Any] = {}
-    result = {
-        "command": "python -m benchmarks.gpu " + " ".join(sys.argv[1:]),
-        "device": device_name("cpu" if arguments.toy else "cuda"),
-        "processor": processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "versions": versions(),
-        "cases": cases,
-    }
+    device = "no GPU" if arguments.toy else torch.cuda.get_device_name()
+    result = {**description("gpu"), "device": device, "cases": cases}
     for case in arguments.cases:
         words = (*words_of(case, arguments.toy), *arguments.words)
         options = read_options(words)
@@ -339,23 +308,17 @@ def main() -> None:
         rates = measure(options, arguments.seconds, arguments.rounds)
         part, limit = ceiling(options, rates)
         cases[case] = {"words": words, "agent steps a second of each part": rates, "ceiling": part}
-        write(result, arguments.output)
+        write(arguments.output, result)
         free_memory()
         if arguments.run_seconds:
             run_rates = run(options, words, arguments.run_seconds, arguments.start_seconds)
             cases[case] |= {"run": run_rates, "of the ceiling": run_rates["agent_steps a second"] / limit}
-            write(result, arguments.output)
+            write(arguments.output, result)
             print(
                 "  run:",
                 ", ".join(f"{name} {value:,.0f}" for name, value in run_rates.items()),
                 f"- {run_rates['agent_steps a second'] / limit:.2f} of the rate of {part} alone",
             )
-
-
-def write(result: dict[str, Any], path: Path) -> None:
-    """Write the result as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ users have. The results are written to docs/results/grace.json: agent steps per 
 """
 
 import argparse
-import json
 import os
 import platform
 import subprocess
@@ -18,11 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
+from benchmarks.sides import write
 from benchmarks.training import RESULTS, ROOT, after_start, rate, train
 from core.common.system import versions
+from utils.plot.curves import markdown
 
 START_SECONDS = 12  # start-up, filling the memory, catching up
-WORDS = ("--rate_limiter.min_replay_size", "1000", "--rate_limiter.error_buffer", "100")  # of configs with replay
+WORDS = "--rate_limiter.min_replay_size 1000 --rate_limiter.error_buffer 100"  # of configs with replay
 
 
 @contextmanager
@@ -40,8 +41,8 @@ def busy_loops(count: int) -> Iterator[None]:
 def speed(checkout: Path, config: str, num_runs: int, num_loops: int, seconds: float) -> float:
     """Return the agent steps per second of all runs together."""
     with busy_loops(num_loops), ThreadPoolExecutor(num_runs) as pool:
-        words = ("--config", config, *WORDS)
-        runs = [pool.submit(train, START_SECONDS + seconds, *words, root=checkout) for _ in range(num_runs)]
+        words = f"--config {config} {WORDS}"
+        runs = [pool.submit(train, START_SECONDS + seconds, words, checkout=checkout) for _ in range(num_runs)]
         return sum(rate(after_start(run.result(), START_SECONDS - 4)) for run in runs)
 
 
@@ -63,15 +64,14 @@ def main() -> None:
                     measured = results.setdefault(f"{config}, {checkout.name}", {}).setdefault(case, [])
                     measured.append(speed(checkout, config, num_runs, num_loops, options.seconds))
                     print(f"{config}, {checkout.name}, {case}: {measured[-1]:.0f} agent steps/s", flush=True)
-    print("| config, checkout | " + " | ".join(CASES) + " | beside loops / alone | two runs / alone |")
-    print("|---" * (len(CASES) + 3) + "|")
+    lines = []
     for name, cases in results.items():
         medians = {case: median(values) for case, values in cases.items()}
         ratios = [medians["two busy loops"] / medians["alone"], medians["two runs"] / medians["alone"]]
-        cells = [f"{value:.0f}" for value in medians.values()] + [f"{ratio:.2f}" for ratio in ratios]
-        print(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append([name, *(f"{value:.0f}" for value in medians.values()), *(f"{ratio:.2f}" for ratio in ratios)])
+    print(markdown(["config, checkout", *CASES, "beside loops / alone", "two runs / alone"], lines), end="")
     machine = {"cpus": os.cpu_count(), "machine": platform.machine(), **versions()}
-    (RESULTS / "grace.json").write_text(json.dumps({"results": results, "machine": machine}, indent=1) + "\n")
+    write(RESULTS / "grace.json", {"results": results, "machine": machine})
 
 
 if __name__ == "__main__":

@@ -24,10 +24,8 @@ import argparse
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -35,10 +33,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.speed import processor
-from benchmarks.training import ROOT
+from benchmarks.sides import description, last_line, write
+from benchmarks.training import RESULTS
 from core.common.shared_arrays import total_bytes
-from core.common.system import versions
 from core.env import Env
 from core.memories.prioritized import PrioritizedMemory
 from core.trajectory.frame_compression import RAW, StorageParams
@@ -47,6 +44,7 @@ from core.trajectory.writer import ChunkWriter
 from utils.config import memory_budget
 from utils.config.command_line import read_options
 from utils.options import Options
+from utils.plot.curves import markdown
 
 GAMES = ("pong", "breakout", "seaquest", "asterix", "wizard_of_wor")
 TIMED_BLOCKS = 2_000  # Blocks whose decompression is timed.
@@ -82,22 +80,8 @@ class Timed:
 # one game -------------------------------------------------------------------------------------------------------------
 def measure(game: str, steps: int, env_threads: int, codec: str) -> dict[str, Any]:
     """Play one game and return its figures."""
-    options = read_options(
-        [
-            "--config",
-            "dqn-breakout",
-            "--game",
-            game,
-            "--memory.capacity",
-            str(steps),
-            "--replay.frame_compression",
-            codec,
-            "--actor.env_threads",
-            str(env_threads),
-            "--device",
-            "cpu",
-        ]
-    )
+    words = f"--config dqn-breakout --game {game} --memory.capacity {steps} --replay.frame_compression {codec}"
+    options = read_options(f"{words} --actor.env_threads {env_threads} --device cpu".split())
     env = options.env_class(options.env, game, options.num_envs_per_actor, training=True, num_threads=env_threads)
     fill(options, env, min(steps, WARM_UP))
     resident_before = psutil.Process().memory_info().rss
@@ -202,39 +186,21 @@ def unpacking(trajectories: Trajectories) -> float:
 
 # all games ------------------------------------------------------------------------------------------------------------
 def in_own_process(game: str, options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
-    """Measure a game in a process of its own; return the game and its figures, the last line of the output."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.history",
-        "--only",
-        game,
-        "--steps",
-        str(options.steps),
-        "--env_threads",
-        str(options.env_threads),
-        "--codec",
-        options.codec,
-    ]
-    done = subprocess.run(
-        command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    return game, json.loads(done.stdout.splitlines()[-1])
+    """Measure a game in a process of its own; return the game and its figures."""
+    settings = {"only": game, "steps": options.steps, "env_threads": options.env_threads, "codec": options.codec}
+    return game, json.loads(last_line("history", {"OMP_NUM_THREADS": "1"}, **settings))
 
 
-def table(games: dict[str, dict[str, Any]]) -> Iterable[str]:
-    """Yield the lines of a Markdown table with the columns that were measured."""
+def table(games: dict[str, dict[str, Any]]) -> str:
+    """Return a Markdown table with the columns that were measured."""
     columns = {
         name: column for name, column in COLUMNS.items() if all(column[0] in figures for figures in games.values())
     }
-    yield "| game | " + " | ".join(columns) + " |"
-    yield "|---" * (len(columns) + 1) + "|"
-    for game, figures in games.items():
-        yield (
-            f"| {game} | "
-            + " | ".join(f"{figures[key] * scale:,.{digits}f}" for key, scale, digits in columns.values())
-            + " |"
-        )
+    lines = (
+        [game, *(f"{figures[key] * scale:,.{digits}f}" for key, scale, digits in columns.values())]
+        for game, figures in games.items()
+    )
+    return markdown(["game", *columns], lines)
 
 
 def main() -> None:
@@ -249,7 +215,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="number of games played at once")
     parser.add_argument("--again", action="store_true", help="also play games that the results already contain")
     parser.add_argument("--only", help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "history.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "history.json")
     options = parser.parse_args()
     if options.only:
         print(json.dumps(measure(options.only, options.steps, options.env_threads, options.codec)))
@@ -265,16 +231,9 @@ def main() -> None:
             print(
                 f"{game}: {figures['steps_per_second']:.0f} steps/s, {megabytes:,.0f} MB a million resident", flush=True
             )
-            games[game] = {
-                "command": " ".join(("python -m benchmarks.history", *sys.argv[1:])),
-                **figures,
-                "jobs": options.jobs,
-                "processor": processor(),
-                "versions": versions(),
-            }
-            options.output.parent.mkdir(parents=True, exist_ok=True)
-            options.output.write_text(json.dumps(result, indent=1) + "\n")
-    print("\n".join(table({game: games[game] for game in options.games})))
+            games[game] = {**description("history"), **figures, "jobs": options.jobs}
+            write(options.output, result)
+    print(table({game: games[game] for game in options.games}), end="")
 
 
 if __name__ == "__main__":

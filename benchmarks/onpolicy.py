@@ -12,31 +12,21 @@ and the ratios of each round.
 import argparse
 import json
 import os
-import statistics
-import sys
 from typing import Any
 
-from benchmarks.speed import measure_side, processor
-from benchmarks.training import ROOT, after_start, rate, train
-from core.common.system import versions
-from core.device.torch_runtime import use_threads
+import numpy as np
+
+from benchmarks import speed
+from benchmarks.arithmetic import ATARI, updates_per_second
+from benchmarks.sides import description, last_line, ratios, take_turns, write
+from benchmarks.training import RESULTS, after_start, rate, train
+from core.agents.impala import Impala, ImpalaAgentParams
+from core.models.actor_critic import NatureAC
 
 NUM_ENVS, UNROLL, BATCH = 32, 20, 32
 COMMON = (
-    "--config",
-    "impala-pong",
-    "--model_type",
-    "nature-ac",
-    "--num_actors",
-    "1",
-    "--num_envs_per_actor",
-    str(NUM_ENVS),
-    "--agent.unroll_length",
-    str(UNROLL),
-    "--agent.batch_size",
-    str(BATCH),
-    "--learner.threads",
-    "1",
+    f"--config impala-pong --model_type nature-ac --num_actors 1 --num_envs_per_actor {NUM_ENVS} --learner.threads 1 "
+    f"--agent.unroll_length {UNROLL} --agent.batch_size {BATCH}"
 )
 QUEUE = {"type": "queue", "capacity": BATCH, "sample_ratio": 0.5}
 ELITE: dict[str, Any] = {"type": "custom", "sample_strategy": "elite_sampling", "lambda_batch_multiplier": 3}
@@ -52,79 +42,36 @@ STRATEGIES: dict[str, dict[str, Any]] = {  # Each replays half of every batch.
 
 def queue(seconds: float, *words: str) -> float:
     """Return the agent steps per second with a queue."""
-    return rate(after_start(train(15 + seconds, *COMMON, "--memory.capacity", str(BATCH), *words), 10))
+    return rate(after_start(train(15 + seconds, COMMON, f"--memory.capacity {BATCH}", *words), 10))
 
 
 def no_prefetch(seconds: float) -> float:
     """Return the agent steps per second with a queue and without prefetching."""
-    return queue(seconds, "--learner.prefetch", "0")
+    return queue(seconds, "--learner.prefetch 0")
 
 
 def strategy(name: str, seconds: float) -> float:
     """Return the samples learned from per second; half of them are replayed."""
     replay = json.dumps([QUEUE, {"capacity": 200, "sample_ratio": 0.5, **STRATEGIES[name]}])
-    lines = train(15 + seconds, *COMMON, "--memory_type", "mixed", "--memory.replay_parameters", replay)
+    lines = train(15 + seconds, COMMON, "--memory_type mixed --memory.replay_parameters", replay)
     return 2 * rate(after_start(lines, 10))
 
 
 def acting(seconds: float) -> float:
     """Return the agent steps per second of environment and network on one core."""
-    import time
-
-    import numpy as np
-
-    from core.envs.atari import AtariEnv, AtariParams
-
-    use_threads(1)
-    env, agent = AtariEnv(AtariParams(), "pong", NUM_ENVS), _agent()
-    timestep, exploration = env.reset(0), agent.exploration(0, 1, NUM_ENVS, np.random.default_rng(0))
-    started, steps = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < seconds:
-        timestep = env.step(agent.act(timestep, (), exploration).action)
-        steps += NUM_ENVS
-    env.close()
-    return steps / elapsed
+    agent = _agent()
+    exploration = agent.exploration(0, 1, NUM_ENVS, np.random.default_rng(0))
+    return speed.acting(NUM_ENVS, lambda timestep: agent.act(timestep, (), exploration).action, seconds)
 
 
 def updating(threads: int, seconds: float) -> float:
     """Return the steps per second of one training pass over a batch in memory."""
-    import time
-
-    import numpy as np
-    import torch
-
-    from core.types import Batch, SampleIds, Window
-
-    use_threads(threads)
-    agent, zeros = _agent(), torch.zeros(UNROLL + 1, BATCH)
-    window = Window(
-        torch.randint(0, 256, (UNROLL + 1, BATCH, 4, 84, 84), dtype=torch.uint8),
-        zeros.bool(),
-        zeros.bool(),
-        zeros.long(),
-        zeros,
-        zeros + 1,
-        {"logits": torch.zeros(UNROLL + 1, BATCH, 6), "value": zeros},
-    )
-    batch = Batch(window, SampleIds(np.zeros(BATCH, np.int64), np.zeros(BATCH, np.int64)), torch.ones(BATCH))
-    agent.init_learner()
-    agent.learn(batch)
-    started, samples = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < seconds:
-        agent.learn(batch)
-        samples += BATCH * UNROLL
-    return samples / elapsed
+    return BATCH * UNROLL * updates_per_second(_agent(), threads, seconds)
 
 
-def _agent() -> Any:
-    from core.agents.impala import Impala, ImpalaAgentParams
-    from core.models.actor_critic import NatureAC
-    from core.specs import ArraySpec, Discrete, EnvSpec
-
-    spec = EnvSpec("pong", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
-    return Impala(
-        ImpalaAgentParams(batch_size=BATCH, unroll_length=UNROLL), spec, lambda: NatureAC(NatureAC.Params(), spec)
-    )
+def _agent() -> Impala:
+    params = ImpalaAgentParams(batch_size=BATCH, unroll_length=UNROLL)
+    return Impala(params, ATARI, lambda: NatureAC(NatureAC.Params(), ATARI))
 
 
 def ceiling(seconds: float) -> float:
@@ -139,16 +86,6 @@ SPEED = {"queue": queue, "no prefetching": no_prefetch, "ceiling": ceiling}
 SIDES = {**SPEED, **{name: (lambda seconds, name=name: strategy(name, seconds)) for name in STRATEGIES}}
 
 
-def compare(sides: list[str], rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Return the rates of each side, which take turns."""
-    rates: dict[str, list[float]] = {side: [] for side in sides}
-    for _ in range(rounds):
-        for side in sides:
-            rates[side].append(measure_side("benchmarks.onpolicy", side, seconds))
-            print(f"{side}: {rates[side][-1]:.0f} /s", flush=True)
-    return rates
-
-
 def main() -> None:
     """Run the comparison, print it and write it as JSON; with --side, print the rate of one side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -160,28 +97,21 @@ def main() -> None:
     if options.side:
         print(SIDES[options.side](options.seconds))
         return
-    result: dict[str, object] = {
-        "command": "python -m benchmarks.onpolicy " + " ".join(sys.argv[1:]),
-        "processor": processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "versions": versions(),
-    }
+
+    def measure(side: str) -> float:
+        return float(last_line("onpolicy", side=side, seconds=options.seconds))
+
+    result = description("onpolicy")
     if options.only != "rules":
-        rates = compare(list(SPEED), options.rounds, options.seconds)
-        result["agent steps per second"] = rates
+        result["agent steps per second"] = rates = take_turns(SPEED, options.rounds, measure)
         for side in ("ceiling", "no prefetching"):
-            ratios = [mine / other for mine, other in zip(rates["queue"], rates[side])]
-            result[f"queue / {side}"] = ratios
-            print(f"queue / {side}: {statistics.median(ratios):.2f}")
+            result[f"queue / {side}"] = ratios(f"queue / {side}", rates["queue"], rates[side])
     if options.only != "speed":
-        rates = compare(["queue", *STRATEGIES], options.rounds, options.seconds)
-        result["samples per second"] = rates
+        sides = ["queue", *STRATEGIES]
+        result["samples per second"] = rates = take_turns(sides, options.rounds, measure, unit="samples/s")
         for name in STRATEGIES:
-            ratios = [theirs / mine for theirs, mine in zip(rates[name], rates["queue"])]
-            result[f"{name} / queue"] = ratios
-            print(f"{name}: {statistics.median(ratios):.2f} of the samples per second of the plain queue")
-    path = ROOT / "docs" / "results" / "onpolicy.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+            result[f"{name} / queue"] = ratios(f"{name} / queue", rates[name], rates["queue"])
+    write(RESULTS / "onpolicy.json", result)
 
 
 if __name__ == "__main__":

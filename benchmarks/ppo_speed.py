@@ -20,9 +20,7 @@ Programs without a folder are left out.
 """
 
 import argparse
-import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,13 +37,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.speed import processor
-from benchmarks.training import ROOT, train
-from core.common.system import versions
+from benchmarks.sides import description, last_line, ratios, write
+from benchmarks.training import RESULTS, train
 
 START_SECONDS = 10.0  # not counted: start-up and the first rollouts
 # One line of metrics a rollout, as the others print one.
-OURS = ("--actor.niceness", "0", "--logger.steps", "1", "--actor.log_period", "1000", "--learner.log_period", "1000")
+OURS = "--actor.niceness 0 --logger.steps 1 --actor.log_period 1000 --learner.log_period 1000"
 # gymnasium 0.29 does not find the games of today's emulator by itself.
 REGISTER = "from ale_py.registration import register_v0_v4_envs; register_v0_v4_envs()"
 # Row, game of stable-baselines3 and CleanRL, CleanRL's script, words of Sample Factory.
@@ -110,32 +107,31 @@ class ProcessorTime:
 
 def ours(case: str, seconds: float, *words: str) -> Points:
     """Run `python main.py`."""
-    lines = train(START_SECONDS + seconds, "--config", CASES[case]["row"], *OURS, *words)
+    lines = train(START_SECONDS + seconds, f"--config {CASES[case]['row']}", OURS, *words)
     # Steps are counted when a rollout is complete, so that a line with more of them stands at the end of one.
     ends = [after for before, after in pairwise(lines) if after["step"] > before["step"]]
-    points = [(line["time"], line["step"]) for line in ends if line["time"] >= ends[0]["time"] + START_SECONDS / 2]
-    return points
+    return [(line["time"], line["step"]) for line in ends if line["time"] >= ends[0]["time"] + START_SECONDS / 2]
 
 
 def ours_float32(case: str, seconds: float) -> Points:
     """Run without bfloat16, which the row has for pictures where it is native."""
-    return ours(case, seconds, "--learner.precision", "float32")
+    return ours(case, seconds, "--learner.precision float32")
 
 
 def ours_compiled(case: str, seconds: float) -> Points:
     """Run with compiled updates; the first run compiles, which can take longer than the start that is not counted."""
-    return ours(case, seconds, "--learner.compile", "yes")
+    return ours(case, seconds, "--learner.compile yes")
 
 
 def ours_two_actors(case: str, seconds: float) -> Points:
     """Run with the environments in two processes, so that two cores have work while the learner waits."""
-    half = str(CASES[case]["envs"] // 2)
-    return ours(case, seconds, *(("--num_actors", "2", "--num_envs_per_actor", half) if half != "0" else ()))
+    half = CASES[case]["envs"] // 2
+    return ours(case, seconds, f"--num_actors 2 --num_envs_per_actor {half}" if half else "")
 
 
 def ours_asynchronous(case: str, seconds: float) -> Points:
     """Run asynchronous PPO, whose actors never wait and which is not the same."""
-    return ours(case, seconds, "--memory_type", "queue")
+    return ours(case, seconds, "--memory_type queue")
 
 
 def stable_baselines3(case: str, seconds: float, processes: bool = False) -> Points:
@@ -299,14 +295,13 @@ def measure(side: str, case: str, seconds: float, folder: Path | None, threads: 
         folder: packages that the side needs.
         threads: torch's threads of a side that is not ours; 0 leaves them to torch.
     """
-    variables = dict(os.environ)
+    variables = {}
     if folder is not None:
         folder = folder.resolve()
-        variables |= {"PYTHONPATH": f"{folder}:{folder / 'packages'}", "CLEANRL": str(folder)}
+        variables = {"PYTHONPATH": f"{folder}:{folder / 'packages'}", "CLEANRL": str(folder)}
         variables |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
-    command = [sys.executable, "-m", "benchmarks.ppo_speed", "--side", side, "--cases", case, "--seconds", str(seconds)]
-    done = subprocess.run(command, cwd=ROOT, env=variables, check=True, stdout=subprocess.PIPE, text=True)
-    return [float(word) for word in done.stdout.split()[-2:]]
+    line = last_line("ppo_speed", variables, side=side, cases=case, seconds=seconds)
+    return [float(word) for word in line.split()]
 
 
 def main() -> None:
@@ -320,7 +315,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="torch's threads of the other programs; 0 is theirs")
     for name in ("sb3", "cleanrl", "sample_factory"):
         parser.add_argument(f"--{name}", type=Path, help="folder of this program's packages")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "ppo-speed.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "ppo-speed.json")
     options = parser.parse_args()
     if options.side:
         processor_time = ProcessorTime()
@@ -331,12 +326,8 @@ def main() -> None:
     folders = {side: getattr(options, needs) if needs else None for side, (needs, _) in SIDES.items()}
     installed = {"", "sb3"} if find_spec("stable_baselines3") else {""}
     sides = [side for side in options.sides if SIDES[side][0] in installed or folders[side]]
-    result: dict[str, object] = {
-        "command": "python -m benchmarks.ppo_speed " + " ".join(sys.argv[1:]),
-        "processor": processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "versions": {**versions(), "ale-py": version("ale-py"), "mujoco": version("mujoco")},
-    }
+    result = description("ppo_speed")
+    result["versions"] |= {"ale-py": version("ale-py"), "mujoco": version("mujoco")}
     for case in options.cases:
         rates: dict[str, list[list[float]]] = {side: [] for side in sides}
         for _ in range(options.rounds):
@@ -347,14 +338,12 @@ def main() -> None:
         found: dict[str, Any] = {}
         for number, unit in enumerate(("agent steps per second", "agent steps per second of processor time")):
             rows = {side: [round(pair[number], 1) for pair in pairs] for side, pairs in rates.items()}
-            first = rows[sides[0]]
-            ratios = {side: [round(mine / other, 3) for mine, other in zip(first, rows[side])] for side in sides[1:]}
-            found |= {unit: rows, f"{unit}, {sides[0]} / side": ratios}
-            for side, values in ratios.items():
-                print(f"{case}: {sides[0]} {statistics.median(values):.2f} times {side} in {unit}")
+            found[unit] = rows
+            found[f"{unit}, {sides[0]} / side"] = {
+                side: ratios(f"{case}: {unit}, {sides[0]} / {side}", rows[sides[0]], rows[side]) for side in sides[1:]
+            }
         result[case] = found
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    write(options.output, result)
 
 
 if __name__ == "__main__":

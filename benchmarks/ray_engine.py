@@ -11,23 +11,18 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.speed import processor, updating
-from benchmarks.training import ROOT, after_start, rate, train
-from core.common.system import versions
+from benchmarks.sides import description, ratios, take_turns, write
+from benchmarks.speed import updating
+from benchmarks.training import RESULTS, after_start, rate, train
 from core.device.torch_runtime import use_threads
 
-OFTEN = ("--num_actors", "2", "--logger.period", "0.5")
-RUNS = {
-    "dqn-minatar-breakout": ("--config", "dqn-minatar-breakout", *OFTEN),
-    "impala-cartpole": ("--config", "impala-cartpole", *OFTEN),
-}
+RUNS = ("dqn-minatar-breakout", "impala-cartpole")
 WAYS = {
     "Pong 84x84, raw": ("dqn-pong", "raw"),
     "Pong 84x84, lz4": ("dqn-pong", "lz4"),
@@ -58,21 +53,9 @@ def prepared(row: str, codec: str) -> tuple[Any, Any]:
     from utils.config.command_line import read_options
     from utils.launch import create_context
 
-    words = [
-        "--config",
-        row,
-        "--engine",
-        "inline",
-        "--root",
-        tempfile.mkdtemp(),
-        "--replay.frame_compression",
-        codec,
-        "--memory.capacity",
-        "20000",
-        "--rate_limiter.min_replay_size",
-        "1000000000",
-    ]
-    return create_context(read_options(words))
+    options = f"--config {row} --engine inline --replay.frame_compression {codec} --memory.capacity 20000"
+    words = f"{options} --rate_limiter.min_replay_size 1000000000".split()
+    return create_context(read_options([*words, "--root", tempfile.mkdtemp()]))
 
 
 def play(context: Any, agent: Any, seconds: float) -> tuple[Collector, float]:
@@ -175,15 +158,14 @@ def on_ray(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 def speed(seconds: float, pairs: int) -> dict[str, Any]:
     """Return the agent steps per second of the same runs on both engines, which take turns."""
     results: dict[str, Any] = {}
-    for name, words in RUNS.items():
-        rates: dict[str, list[float]] = {"local": [], "ray": []}
-        for _ in range(pairs):
-            for engine in rates:
-                rates[engine].append(rate(after_start(train(seconds + 15, *words, "--engine", engine), 5)))
-                print(f"{name}: {engine} {rates[engine][-1]:.0f} agent steps/s", flush=True)
-        ratios = [mine / other for mine, other in zip(rates["ray"], rates["local"])]
-        results[name] = {**rates, "ray / local": ratios}
-        print(f"{name}: {statistics.median(ratios):.2f} of the local engine")
+    for row in RUNS:
+
+        def measure(engine: str, row: str = row) -> float:
+            words = f"--config {row} --num_actors 2 --logger.period 0.5 --engine {engine}"
+            return rate(after_start(train(seconds + 15, words), 5))
+
+        rates = take_turns(["local", "ray"], pairs, measure, f"{row}: ")
+        results[row] = {**rates, "ray / local": ratios(f"{row}: ray / local", rates["ray"], rates["local"])}
     return results
 
 
@@ -193,16 +175,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="duration of each measurement")
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--only", choices=("speed", "way"))
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "ray.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "ray.json")
     options = parser.parse_args()
     known = json.loads(options.output.read_text()) if options.only and options.output.exists() else {}
-    result = {
-        **known,
-        "command": "python -m benchmarks.ray_engine " + " ".join(sys.argv[1:]),
-        "processor": processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "versions": versions(),
-    }
+    result = {**known, **description("ray_engine")}
     if options.only != "way":
         result["speed"] = speed(options.seconds, options.pairs)
     if options.only != "speed":
@@ -216,7 +192,7 @@ def main() -> None:
             json.dumps({name: result[name] for name in ("way", "publication", "learner, samples per second")}, indent=1)
         )
     result["load average"] = os.getloadavg()[1]  # Over five minutes; this benchmark alone causes two to four.
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    write(options.output, result)
 
 
 if __name__ == "__main__":

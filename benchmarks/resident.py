@@ -2,18 +2,17 @@
 
 import argparse
 import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
+from benchmarks.training import RESULTS
+from utils.plot.curves import METRICS, read_lines
 
 
 def minutes(folder: Path) -> Iterator[dict[str, float | str]]:
     """Yield the first report of each minute of a run."""
     last_minute = -1
-    for text in (folder / "metrics.jsonl").read_text().splitlines():
-        line = json.loads(text)
+    for line in read_lines(folder / METRICS):
         minute, megabytes = int(line["seconds"] // 60), line["values"].get("global/rss_mb")
         if megabytes is not None and minute > last_minute:
             last_minute = minute

@@ -11,7 +11,6 @@ A finished part writes to docs/results the evaluations of its runs (<part>.csv),
 """
 
 import argparse
-import dataclasses
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from utils.options import CONFIGS
 from utils.plot import curves, figures
 from utils.plot.__main__ import summary_table
 from utils.plot.figures import Array
-from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of
+from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of, seeded
 
 MINATAR = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
@@ -150,7 +149,7 @@ def runs_of(name: str, options: argparse.Namespace) -> list[ChildRun]:
     """Return the runs of a part, one per row, game and seed.
 
     Raises:
-        ConfigurationError: a row does not exist, or does not fit the part's game or options.
+        ConfigurationError: a row does not exist, or does not fit the part's game or options, or a seed is wrong.
     """
     part, folder, runs = PARTS[name], Path(options.root) / "logs" / name, list[ChildRun]()
     for row in options.rows or part.rows:
@@ -158,10 +157,8 @@ def runs_of(name: str, options: argparse.Namespace) -> list[ChildRun]:
             words = [*part.words, *(("--game", game) if game else ())]
             template = options_of(f"{row}{part.ending}", words, name, options.root)
             label = part.label(row, game)
-            for seed in options.seeds or range(1, part.seeds + 1):
-                file = folder / f"{label}-seed{seed}.txt"
-                run = dataclasses.replace(template, timestamp=f"{label}-seed{seed}", seed=seed)
-                runs.append(ChildRun(run, words, file, label))
+            for run in seeded(template, label, options.seeds or range(1, part.seeds + 1)):
+                runs.append(ChildRun(run, words, folder / f"{run.timestamp}.txt", label))
     return runs
 
 
@@ -202,7 +199,7 @@ def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
     }
     by_label = {label: same for label, same in by_label.items() if same}
     curves.write_csv(data, [run for same in by_label.values() for run in same])
-    table = markdown(by_label)
+    table = table_of(by_label)
     path.with_name(f"{name}-table.md").write_text(table)
     print(table, end="")
     figures.save(figures.draw_curves(panels(part, by_label), ["steps"], "mean", part.title), path, ["png"])
@@ -214,19 +211,18 @@ def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
             path.with_name(f"{name}-summary"),
             ["png"],
         )
-        path.with_name(f"{name}-summary.md").write_text("\n".join(summary_table(relative)) + "\n")
+        path.with_name(f"{name}-summary.md").write_text(summary_table(relative))
 
 
-def markdown(by_label: Mapping[str, Sequence[curves.Run]]) -> str:
+def table_of(by_label: Mapping[str, Sequence[curves.Run]]) -> str:
     """Return a Markdown table with a line for each label: late scores, best evaluation, agent steps and minutes."""
-    lines = ["| row | mean | of each seed | best evaluation | agent steps | minutes |", "|---" * 6 + "|"]
+    lines = []
     for label, same in by_label.items():
         late, points = [_late(run) for run in same], [run.curves[curves.SCORE] for run in same]
         scores, best = " ".join(f"{score:.2f}" for score in late), max(curve.values.max() for curve in points)
         steps, minutes = max(curve.steps[-1] for curve in points), (f"{each.seconds[-1] / 60:.1f}" for each in points)
-        cells = (label, f"{np.mean(late):.2f}", scores, f"{best:.2f}", f"{steps:,.0f}", " ".join(minutes))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append((label, f"{np.mean(late):.2f}", scores, f"{best:.2f}", f"{steps:,.0f}", " ".join(minutes)))
+    return curves.markdown(("row", "mean", "of each seed", "best evaluation", "agent steps", "minutes"), lines)
 
 
 def panels(part: Part, by_label: Mapping[str, Sequence[curves.Run]]) -> dict[str, list[curves.Run]]:

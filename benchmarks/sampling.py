@@ -23,12 +23,10 @@ numbers in proportion.
 import argparse
 import copy
 import itertools
-import json
 import os
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -40,9 +38,10 @@ import numpy as np
 import torch
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 
-from benchmarks.speed import processor, updating
-from benchmarks.training import ROOT
-from core.common.system import available_bytes, versions
+from benchmarks.sides import calls_per_second, description, write
+from benchmarks.speed import updating
+from benchmarks.training import RESULTS
+from core.common.system import available_bytes
 from core.envs.atari import AtariEnv, AtariParams
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.uniform import UniformMemory, UniformParams
@@ -52,6 +51,7 @@ from core.specs import EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW, StorageParams
 from core.trajectory.ring_buffer import Layout
 from core.types import Batch, TimeStep, slice_batch
+from utils.plot.curves import markdown
 
 NUM_ENVS, NSTEP, GAMMA, CHUNK = 8, 3, 0.99, 8
 PACKAGES = ("stable-baselines3", "torchrl", "tensordict", "lz4")
@@ -279,25 +279,16 @@ def torchrl_updates(buffer: Any, batch_size: int) -> list[Callable[[], None]]:
 
 
 # measuring ------------------------------------------------------------------------------------------------------------
-def rate(call: Callable[[], Any], seconds: float) -> float:
-    """Return the calls per second."""
-    started, count = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - started) < seconds:
-        call()
-        count += 1
-    return count / elapsed
-
-
 def one_round(sides: Sides, seconds: float) -> dict[str, dict[str, float]]:
     """Return the batches per second, and priority updates per second, of one turn of every side."""
     figures: dict[str, dict[str, float]] = {}
     for batch_size in BATCHES:
         figures[f"batch {batch_size}"] = {
-            name: rate(partial(sample, batch_size), seconds) for name, sample in sides.samples().items()
+            name: calls_per_second(partial(sample, batch_size), seconds) for name, sample in sides.samples().items()
         }
         turns = {name: itertools.cycle(prepare(batch_size)) for name, prepare in sides.updates().items()}
         figures[f"priorities of {batch_size}"] = {
-            name: rate(lambda calls=calls: next(calls)(), seconds) for name, calls in turns.items()
+            name: calls_per_second(lambda calls=calls: next(calls)(), seconds) for name, calls in turns.items()
         }
     return figures
 
@@ -321,22 +312,22 @@ def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, d
     return figures
 
 
-def table(figures: dict[str, dict[str, dict[str, Any]]], bytes_per_step: dict[str, float]) -> Iterable[str]:
-    """Yield the lines of a Markdown table."""
-    yield "| side | bytes a step |" + "".join(
-        f" {measurement}: a second | us | of the fastest other |" for measurement in figures
-    )
-    yield "|---|---|" + "---|---|---|" * len(figures)
+def table(figures: dict[str, dict[str, dict[str, Any]]], bytes_per_step: dict[str, float]) -> str:
+    """Return a Markdown table with a line for each side."""
+    columns, lines = ["side", "bytes a step"], []
+    for measurement in figures:
+        columns += [f"{measurement}: a second", "us", "of the fastest other"]
     for name in figures[f"batch {BATCHES[0]}"]:
-        cells = [
-            f"{values['median']:,.0f} | {1e6 / values['median']:,.0f} | {values['of the fastest other']:.2f}"
-            if (values := sides.get(name))
-            else " | | "
-            for sides in figures.values()
-        ]
-        yield (
-            f"| {name} | {bytes_per_step.get(f'{name}, used', bytes_per_step[name]):,.0f} | " + " | ".join(cells) + " |"
-        )
+        cells = [name, f"{bytes_per_step.get(f'{name}, used', bytes_per_step[name]):,.0f}"]
+        for sides in figures.values():
+            values = sides.get(name)
+            cells += (
+                [f"{values['median']:,.0f}", f"{1e6 / values['median']:,.0f}", f"{values['of the fastest other']:.2f}"]
+                if values
+                else [""] * 3
+            )
+        lines.append(cells)
+    return markdown(columns, lines)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -378,22 +369,16 @@ def main() -> None:
     parser.add_argument(
         "--torch_threads", type=int, default=0, help="threads of torch for sampling and updates; 0: all cores"
     )
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results" / "sampling.json")
+    parser.add_argument("--output", type=Path, default=RESULTS / "sampling.json")
     options = parser.parse_args()
     if options.steps * BYTES_PER_STEP > available_bytes():
         sys.exit(
             f"{options.steps:,} steps need {options.steps * BYTES_PER_STEP:,} bytes, and {available_bytes():,} are free"
         )
-    figures = {
-        "command": " ".join(("python -m benchmarks.sampling", *sys.argv[1:])),
-        "processor": processor(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "versions": {**versions(), **{package: version(package) for package in PACKAGES}},
-        **measure(options),
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(figures, indent=1) + "\n")
-    print("\n".join(table(figures["measured"], figures["bytes_a_step"])))
+    figures = {**description("sampling"), **measure(options)}
+    figures["versions"] |= {package: version(package) for package in PACKAGES}
+    write(options.output, figures)
+    print(table(figures["measured"], figures["bytes_a_step"]), end="")
     print(
         f"a batch of {BATCHES[0]} as a share of an update: "
         + ", ".join(

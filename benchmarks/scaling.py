@@ -10,7 +10,6 @@ from typing import Any
 
 from benchmarks.cluster_limits import (
     NETWORKS,
-    RESULTS,
     USABLE,
     bottleneck,
     home_period,
@@ -19,7 +18,9 @@ from benchmarks.cluster_limits import (
     version_seconds,
 )
 from benchmarks.cluster_simulation import GPU_UPDATE, REGROUP_SECONDS, RESTART_SECONDS, RESUME_SECONDS, VARIATION
+from benchmarks.training import RESULTS
 from core.runtime.options import LearnerParams, RayParams
+from utils.plot.curves import markdown
 
 ACTORS = (10, 100, 1_000)
 LEARNERS = (1, 2, 4, 8, 16, 32, 64)
@@ -34,8 +35,11 @@ SAMPLES_PER_STEP = {"Ape-X's 0.8": 0.8, "Nature DQN's 8": 8.0}
 RAW, LZ4 = "Pong 84x84, raw", "Pong 84x84, lz4"
 
 
-def page(result: dict[str, Any], allreduce: dict[str, Any], cluster: dict[str, Any]) -> str:
+def page() -> str:
     """Return the page as Markdown."""
+    result, allreduce, cluster = (
+        json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ray", "allreduce", "cluster")
+    )
     way = result["way"]
     samples = {int(size): rate for size, rate in result["learner, samples per second"].items()}
     batch, learner = max(samples.items(), key=lambda pair: pair[1])
@@ -96,28 +100,23 @@ def _measured(result: dict[str, Any]) -> list[str]:
     lines = []
     if "speed" in result:
         columns = ("the same run on one machine", "local, agent steps/s", "ray, agent steps/s", "ray / local, median")
-        lines += [f"| {' | '.join(columns)} |", "|---|---|---|---|"]
-        for name, each in result["speed"].items():
-            ratio = statistics.median(each["ray / local"])
-            lines.append(f"| `{name}` | {_rates(each['local'])} | {_rates(each['ray'])} | {ratio:.2f} |")
-        lines.append("")
-    lines += [f"| from node to node | {' | '.join(COLUMNS)} |", "|---|" + "---|" * len(COLUMNS)]
-    for name, each in result["way"].items():
-        lines.append(f"| {name} | " + " | ".join(f"{each[column]:,.0f}" for column in COLUMNS) + " |")
-    lines += [
-        "",
-        "*Ingest* is the rate at which one sender stores chunks in the ring through Ray, `ray.chunks_in_flight` at",
-        "a time. All processes ran on the same cores.\n",
-        "| parameters of | bytes | publication to the acting network, median | 95th percentile |",
-        "|---|---|---|---|",
+        rows = [
+            (f"`{name}`", _rates(each["local"]), _rates(each["ray"]), f"{statistics.median(each['ray / local']):.2f}")
+            for name, each in result["speed"].items()
+        ]
+        lines.append(markdown(columns, rows))
+    rates = [[name, *(f"{each[column]:,.0f}" for column in COLUMNS)] for name, each in result["way"].items()]
+    versions = [
+        (f"`{row}`", f"{each['bytes']:,}", f"{each['median ms']:.1f} ms", f"{each['95th percentile ms']:.1f} ms")
+        for row, each in result["publication"].items()
     ]
-    for row, each in result["publication"].items():
-        lines.append(
-            f"| `{row}` | {each['bytes']:,} | {each['median ms']:.1f} ms | {each['95th percentile ms']:.1f} ms |"
-        )
+    publication = ("parameters of", "bytes", "publication to the acting network, median", "95th percentile")
     return [
         *lines,
-        "",
+        markdown(["from node to node", *COLUMNS], rates),
+        "*Ingest* is the rate at which one sender stores chunks in the ring through Ray, `ray.chunks_in_flight` at",
+        "a time. All processes ran on the same cores.\n",
+        markdown(publication, versions),
         "The times hold without `ray.parameters_period` and for an actor that asks at once. A playing actor learns",
         "of a version from the answer to its next chunk.\n",
     ]
@@ -133,16 +132,16 @@ def network_limit(step_bytes: float, network: float) -> float:
 
 
 def _limits(way: dict[str, Any], learner: float, batch: int) -> list[str]:
-    lines = ["| limit | raw | lz4 |", "|---|---|---|"]
+    lines = []
     for name, network in NETWORKS.items():
         rates = [network_limit(way[kind]["bytes per agent step"], network) for kind in (RAW, LZ4)]
-        lines.append(f"| network of {name}, {USABLE:.0%} of it | {rates[0]:,.0f} | {rates[1]:,.0f} |")
+        lines.append((f"network of {name}, {USABLE:.0%} of it", f"{rates[0]:,.0f}", f"{rates[1]:,.0f}"))
     stored = [way[kind]["ingest, agent steps per second"] for kind in (RAW, LZ4)]
-    lines.append(f"| one ingest | {stored[0]:,.0f} | {stored[1]:,.0f} |")
+    lines.append(("one ingest", f"{stored[0]:,.0f}", f"{stored[1]:,.0f}"))
     for name, ratio in SAMPLES_PER_STEP.items():
         samples = f"this learner, batch {batch}: {learner:,.0f} samples/s"
-        lines.append(f"| {samples}, {name} a step | {learner / ratio:,.0f} | the same |")
-    return [*lines, ""]
+        lines.append((f"{samples}, {name} a step", f"{learner / ratio:,.0f}", "the same"))
+    return [markdown(("limit", "raw", "lz4"), lines)]
 
 
 def _actors(way: dict[str, Any], learner: float) -> list[str]:
@@ -157,38 +156,35 @@ def _actors(way: dict[str, Any], learner: float) -> list[str]:
         "the network (1 Gbit/s), raw": network_limit(way[RAW]["bytes per agent step"], NETWORKS["1 Gbit/s"]),
         "the ingest, raw": way[RAW]["ingest, agent steps per second"],
     }
-    lines = [
-        f"One actor makes {one:,.0f} agent steps per second, compression included.",
-        "Each part of one learner's node supports:\n",
-        "| part | actors |",
-        "|---|---|",
-    ]
-    lines += [f"| {name} | {limit / one:,.1f} |" for name, limit in {**limits, **raw}.items()]
-    lines += ["", "| actors | their rate, steps/s | bytes/s, lz4 | limits exceeded (lz4) |", "|---|---|---|---|"]
+    lines = []
     for count in ACTORS:
         rate, megabytes = count * one, count * one * way[LZ4]["bytes per agent step"] / 1e6
         exceeded = [name for name, limit in limits.items() if rate > limit]
-        lines.append(f"| {count:,} | {rate:,.0f} | {megabytes:,.1f} MB | {'; '.join(exceeded) or 'none'} |")
-    return [*lines, ""]
+        lines.append((f"{count:,}", f"{rate:,.0f}", f"{megabytes:,.1f} MB", "; ".join(exceeded) or "none"))
+    return [
+        f"One actor makes {one:,.0f} agent steps per second, compression included.",
+        "Each part of one learner's node supports:\n",
+        markdown(("part", "actors"), [(name, f"{limit / one:,.1f}") for name, limit in {**limits, **raw}.items()]),
+        markdown(("actors", "their rate, steps/s", "bytes/s, lz4", "limits exceeded (lz4)"), lines),
+    ]
 
 
 def _parameters(size: int, updates: float) -> list[str]:
     """Return the number of nodes that the networks supply with versions of `size` bytes, at this rate of updates."""
     every, period = LearnerParams().publish_period, RayParams().parameters_period
     columns = ("versions a second", "bytes/s to each node", *(f"nodes, {name}" for name in NETWORKS))
-    lines = [
-        "A node with actors fetches each version once.",
-        f"{USABLE:.0%} of a network supply this many nodes with the Nature network:\n",
-        f"| {' | '.join(columns)} |",
-        "|---|" + "---|" * 3,
-    ]
+    lines = []
     for name, rate in (
         (f"{{:.2g}}: this learner, one every {every} updates", updates / every),
         (f"{{:.2g}}: the maximum with `ray.parameters_period` {period:g}", 1 / period),
     ):
         nodes = [f"{network_limit(size * rate, network):,.1f}" for network in NETWORKS.values()]
-        lines.append(f"| {name.format(rate)} | {size * rate / 1e6:,.1f} MB | {' | '.join(nodes)} |")
-    return [*lines, ""]
+        lines.append([name.format(rate), f"{size * rate / 1e6:,.1f} MB", *nodes])
+    return [
+        "A node with actors fetches each version once.",
+        f"{USABLE:.0%} of a network supply this many nodes with the Nature network:\n",
+        markdown(columns, lines),
+    ]
 
 
 def _learners(update: float, allreduce: dict[str, Any]) -> list[str]:
@@ -214,36 +210,32 @@ def _learners(update: float, allreduce: dict[str, Any]) -> list[str]:
         ),
         "",
         "Each cell is the number of actors that the learners keep up with, and the part that limits more of them:\n",
-        f"| learners | {' | '.join(name for name, *_ in sides)} |",
-        "|---|" + "---|" * len(sides),
     ]
+    supported, rates = [], []
     for learners in LEARNERS:
-        cells = []
+        cells = [f"{learners}"]
         for _, seconds, network in sides:
             cluster = measured(learners, learners, network, seconds)
             count = supported_actors(cluster)
             limit = bottleneck(measured(learners, count + 1, network, seconds))[0]
             cells.append(f"{count:,}, {limit}")
-        lines.append(f"| {learners} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "With the GPU update at 10 Gbit/s, in agent steps per second:\n",
-        "| learners | " + " | ".join(f"{actors:,} actors" for actors in (*ACTORS, 10_000)) + " |",
-        "|---|" + "---|" * 4,
-    ]
-    for learners in LEARNERS:
-        cells = []
+        supported.append(cells)
+        cells = [f"{learners}"]
         for actors in (*ACTORS, 10_000):
             limit, rate = bottleneck(measured(learners, actors, "10 Gbit/s", GPU_UPDATE))
             cells.append(f"{rate:,.0f}, {limit}" if actors >= learners else "")
-        lines.append(f"| {learners} | {' | '.join(cells)} |")
+        rates.append(cells)
+    lines += [
+        markdown(["learners", *(name for name, *_ in sides)], supported),
+        "With the GPU update at 10 Gbit/s, in agent steps per second:\n",
+        markdown(["learners", *(f"{actors:,} actors" for actors in (*ACTORS, 10_000))], rates),
+    ]
     largest = measured(LEARNERS[-1], 10_000, "10 Gbit/s", GPU_UPDATE)
     fresh = [version_seconds(measured(n, 10_000, "10 Gbit/s", GPU_UPDATE)) for n in (1, LEARNERS[-1])]
     calls = largest.learners / largest.exchange_period
     period = home_period(largest)
     return [
         *lines,
-        "",
         _paragraph(
             f"Parameters limit no agent steps, only their age. With 10,000 actors, {largest.actors_per_node} on a "
             f"node, every node can have a new version each {fresh[0]:.1f} s from one learner, and each {fresh[1]:.1f} "
@@ -296,8 +288,8 @@ def _simulated(result: dict[str, Any]) -> list[str]:
         ),
         _paragraph(
             f"- **A learner's node fails.** A run that is resumed {RESUME_SECONDS:.0f} s later loses {lost:,} updates "
-            f"since its checkpoint and is at full rate after {resumed['learner']:.0f} s. An elastic run would go on "
-            "with the learners left, which no engine does yet. If it regroups within "
+            f"since its checkpoint and is at full rate after {resumed['learner']:.0f} s. An elastic run "
+            "(`supervisor.elastic`) goes on with the learners left. If it regroups within "
             f"{REGROUP_SECONDS:.0f} s, it loses no update, is at full rate after {elastic['learner']:.0f} s, and "
             "pauses again when another node takes the place."
         ),
@@ -307,6 +299,4 @@ def _simulated(result: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(
-        page(*(json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ray", "allreduce", "cluster"))), end=""
-    )
+    print(page(), end="")

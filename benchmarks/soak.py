@@ -38,9 +38,9 @@ NO_PROGRESS = np.zeros(2)  # Agent steps and updates.
 class Run:
     """A run of `python main.py`, its files, and its processes by name ("actor 0"). It can be resumed after its end."""
 
-    def __init__(self, options: argparse.Namespace):
+    def __init__(self, options: argparse.Namespace, root: Path = ROOT):
         self.timestamp = f"soak-{options.victim}-{time.strftime('%Y%m%d-%H%M%S')}"
-        self.signature, self._options = f"soak_{self.timestamp}", options
+        self.signature, self._options, self._root = f"soak_{self.timestamp}", options, root
         self.seen: dict[int, psutil.Process] = {}
         self._metrics_end, self.progress = 0, NO_PROGRESS
         self.start("--machine", "soak", "--timestamp", self.timestamp)
@@ -48,27 +48,13 @@ class Run:
     def start(self, *identity: str) -> None:
         """Start main.py with these words, which name the run."""
         options = self._options
-        words = [
-            "--config",
-            options.config,
-            "--seed",
-            str(options.seed),
-            "--num_actors",
-            str(options.actors),
-            "--steps",
-            str(10**9),
-            "--logger.period",
-            "1",
-            "--evaluator.period",
-            "5",
-            "--evaluator.episodes",
-            "5",
-            "--supervisor.max_restarts",
-            str(10**6),
-            "--learner.checkpoint_period",
-            "5",
-        ]
-        self.process = psutil.Popen([sys.executable, "main.py", *words, *identity], cwd=ROOT, stdout=subprocess.DEVNULL)
+        words = (
+            f"--config {options.config} --seed {options.seed} --num_actors {options.actors} --steps {10**9} "
+            "--logger.period 1 --evaluator.period 5 --evaluator.episodes 5 "
+            f"--supervisor.max_restarts {10**6} --learner.checkpoint_period 5"
+        )
+        command = [sys.executable, "main.py", "--root", str(self._root), *words.split(), *identity]
+        self.process = psutil.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
 
     def resume(self) -> None:
         """Start main.py again under the same signature."""
@@ -88,7 +74,7 @@ class Run:
 
     def new_progress(self) -> list[tuple[float, np.ndarray]]:
         """Return (time, agent steps and updates) of each log period since the last call."""
-        path, found = ROOT / "logs" / self.signature / "metrics.jsonl", []
+        path, found = self._root / "logs" / self.signature / "metrics.jsonl", []
         if path.exists():
             with path.open("rb") as file:
                 file.seek(self._metrics_end)
@@ -118,7 +104,7 @@ class Run:
 
     def saved_progress(self) -> np.ndarray:
         """Return agent steps and updates of the newest checkpoint."""
-        state, _ = run_checkpoint.load(ROOT / "models" / f"{self.signature}_checkpoints")
+        state, _ = run_checkpoint.load(self._root / "models" / f"{self.signature}_checkpoints")
         return np.array([sum(state["clock"]["agent_steps"]), state["clock"]["updates"][0]], float)
 
 

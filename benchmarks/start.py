@@ -12,7 +12,6 @@ The results, with the load average before each run, are written to docs/results/
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -21,7 +20,9 @@ import time
 from pathlib import Path
 from statistics import median
 
+from benchmarks.sides import write
 from benchmarks.training import RESULTS
+from utils.plot.curves import markdown
 
 COMMAND = ("main.py", "--config", "dqn-cartpole", "--steps", "200", "--game", "timed_cartpole:Timed-v1")
 ENVIRONMENT = """
@@ -67,17 +68,15 @@ def measure(checkout: Path) -> dict[str, float]:
 
 def table(results: dict[str, list[dict[str, float]]]) -> str:
     """Return medians and ranges of each checkout as a table, and the ratio of the second's to the first's medians."""
-    lines = ["| checkout | " + " | ".join(f"{name}, s" for name in MEASURES) + " |", "|---" * 4 + "|"]
-    medians = []
+    lines, medians = [], []
     for checkout, runs in results.items():
         columns = {name: sorted(run[name] for run in runs) for name in MEASURES}
         medians.append({name: median(values) for name, values in columns.items()})
         cells = [f"{median(values):.1f} ({values[0]:.1f} to {values[-1]:.1f})" for values in columns.values()]
-        lines.append(f"| {checkout} | " + " | ".join(cells) + " |")
+        lines.append([checkout, *cells])
     if len(medians) == 2:
-        ratios = [f"{medians[1][name] / medians[0][name]:.2f}" for name in MEASURES]
-        lines.append("| ratio | " + " | ".join(ratios) + " |")
-    return "\n".join(lines)
+        lines.append(["ratio", *(f"{medians[1][name] / medians[0][name]:.2f}" for name in MEASURES)])
+    return markdown(["checkout", *(f"{name}, s" for name in MEASURES)], lines)
 
 
 def main() -> None:
@@ -93,8 +92,8 @@ def main() -> None:
         for checkout, name in names.items():
             results[name].append(measure(checkout.resolve()))
             print(name, {key: round(value, 2) for key, value in results[name][-1].items()}, flush=True)
-    arguments.output.write_text(json.dumps(results, indent=1) + "\n")
-    print(table(results))
+    write(arguments.output, results)
+    print(table(results), end="")
 
 
 if __name__ == "__main__":

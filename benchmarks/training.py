@@ -1,40 +1,46 @@
 """Run `python main.py` and read the speed of the run from its metrics file."""
 
-import json
+import os
 import subprocess
 import sys
 import time
+from functools import partial
+from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from utils.plot.curves import METRICS, read_lines
+from utils.sweep.subprocess_run import end_with
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
-NO_EVALUATION = ("--evaluator.period", "1e9", "--evaluator.episodes", "1", "--evaluator.max_steps", "1")
+NO_EVALUATION = "--evaluator.period 1e9 --evaluator.episodes 1 --evaluator.max_steps 1"
 
 
-def train(seconds: float, *words: str, root: Path = ROOT) -> list[dict[str, Any]]:
-    """Train for `seconds` without evaluations, in the checkout `root`, and return the lines of the metrics file."""
-    timestamp = f"bench{time.time_ns()}"
-    subprocess.run(
-        [
-            sys.executable,
-            "main.py",
-            "--machine",
-            "bench",
-            "--timestamp",
-            timestamp,
-            "--seconds",
-            str(seconds),
-            *NO_EVALUATION,
-            *words,
-        ],
-        cwd=root,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    return [
-        json.loads(line) for line in (root / "logs" / f"bench_{timestamp}" / "metrics.jsonl").read_text().splitlines()
-    ]
+def train(seconds: float, *words: str, checkout: Path = ROOT) -> list[dict[str, Any]]:
+    """Train for `seconds` without evaluations and return the lines of the metrics file.
+
+    The run ends if this process is killed. Its files are in a temporary folder, besides those of the compiler.
+
+    Args:
+        seconds: Duration of the run, with its start.
+        words: Words of the command line; a text that begins with "--" can hold several.
+        checkout: Folder of the program.
+    """
+    with TemporaryDirectory(prefix="bench_", ignore_cleanup_errors=True) as root:
+        (checkout / ".cache").mkdir(exist_ok=True)
+        Path(root, ".cache").symlink_to(checkout / ".cache")
+        identity = f"--root {root} --machine bench --timestamp run --seconds {seconds}"
+        texts = (text.split() if text.startswith("--") else [text] for text in (identity, NO_EVALUATION, *words))
+        subprocess.run(
+            [sys.executable, "main.py", *chain(*texts)],
+            cwd=checkout,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=partial(end_with, os.getpid()),
+        )
+        return read_lines(Path(root, "logs", "bench_run", METRICS))
 
 
 def rate(lines: list[dict[str, Any]], name: str | None = None) -> float:

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks import cluster_simulation
+from benchmarks import cluster_simulation, scaling
 from benchmarks.cluster_limits import (
-    RESULTS,
     Cluster,
     bottleneck,
     home_period,
@@ -19,6 +18,7 @@ from benchmarks.cluster_limits import (
     version_seconds,
 )
 from benchmarks.cluster_simulation import Fault, Simulation
+from benchmarks.training import RESULTS
 
 # Two learners, batches of 100, half a sample per step: an update of both needs 400 agent steps.
 ROUND = Cluster(
@@ -169,3 +169,7 @@ def test_an_elastic_run_goes_on_with_the_learners_left():
     # Three learners of four take three quarters of the samples; the all-reduce and the slowest learner are faster.
     assert trace.throughput(regrouped + 5, returned) == pytest.approx(0.75 * before, rel=0.06)
     assert trace.throughput(returned + 20, 200) == pytest.approx(before, rel=0.03)
+
+
+def test_the_page_of_scaling_is_what_its_program_writes():
+    assert scaling.page() == (RESULTS.parent / "scaling.md").read_text()

@@ -20,7 +20,7 @@ def toy(root, case="dqn"):
 @pytest.mark.parametrize("case", CASES)
 def test_every_part_of_every_case_is_measured(root, case):
     options = toy(root, case)
-    rates = measure(options, seconds=0.05, rounds=1, say=lambda line: None)
+    rates = measure(options, seconds=0.05, rounds=1)
     assert list(rates) == ["emulator", "inference, eager", "updates, float32, eager", "updates, bf16, eager"]
     assert all(rate > 0 for rate in rates.values())
     assert ceiling(options, {**rates, "emulator": 1e-9}) == ("emulator", 1e-9)

@@ -16,7 +16,7 @@ def test_the_parts_add_up_and_compressed_frames_are_smaller():
     assert found["used_bytes"] < found["allocated_bytes"] < found["raw_bytes"]
     other = found["other_bytes_per_step"] * found["steps_held"]
     assert found["parts"]["arena"] + other == pytest.approx(found["allocated_bytes"], rel=1e-3)
-    assert next(row for row in table({"pong": found}) if "pong" in row).count("|") == len(COLUMNS) + 2
+    assert table({"pong": found}).splitlines()[2].count("|") == len(COLUMNS) + 2
 
 
 @pytest.mark.slow
@@ -24,4 +24,4 @@ def test_a_raw_replay_is_measured_as_allocated():
     packed, raw = (measure("pong", 3_000, 1, codec) for codec in ("lz4", "raw"))
     assert raw["steps_held"] == packed["steps_held"]
     assert raw["allocated_bytes"] == pytest.approx(packed["raw_bytes"] - packed["parts"]["sum tree"])
-    assert "raw MB/M" not in next(iter(table({"pong": raw}))) and "resident MB/M" in next(iter(table({"pong": raw})))
+    assert "raw MB/M" not in table({"pong": raw}) and "resident MB/M" in table({"pong": raw})

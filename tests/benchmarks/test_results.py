@@ -61,6 +61,14 @@ def test_a_figure_is_drawn_again_from_its_data(tmp_path):
     assert image.stat().st_size > 10_000
 
 
+def test_seeds_out_of_bounds_are_refused(monkeypatch, capsys, root):
+    monkeypatch.setattr("sys.argv", ["results", "memory", "--seeds", "1", "-1", "--root", str(root)])
+    with pytest.raises(SystemExit) as ended:
+        results.main()
+    assert ended.value.code == 2 and not list(root.iterdir())
+    assert capsys.readouterr().err == "error: --seeds: seed=-1 must be at least 0\n"
+
+
 @pytest.mark.slow
 def test_a_part_is_trained_once_and_written(monkeypatch, tmp_path, root):
     words = ("--steps", "600", "--evaluator.steps", "200", "--evaluator.episodes", "1", "--engine", "inline")

@@ -491,6 +491,17 @@ def test_seconds_count_from_one_start_and_are_not_resumed(read, tmp_path, capsys
     assert read("--resume", "test_one", "--seconds", "5").seconds == 5.0 and "seconds" not in capsys.readouterr().out
 
 
+def test_a_run_that_has_made_its_steps_asks_for_more(read, capsys):
+    options = read("--config", "dqn-cartpole", "--machine", "test", "--timestamp", "one")
+    options.log_folder.mkdir(parents=True)
+    run_registry.save(options, {})
+    (options.checkpoint_folder / "step_000000005000").mkdir(parents=True)
+    read("--resume", "test_one", "--steps", "5000")
+    assert "test_one has made 5,000 agent steps: give a larger --steps to train it further" in capsys.readouterr().out
+    read("--resume", "test_one", "--steps", "5001")
+    assert "has made" not in capsys.readouterr().out
+
+
 def test_a_memory_that_does_not_fit_is_refused_with_byte_counts(refuse):
     line = refuse("--config", "dqn-pong-uniform", "--memory.capacity", "1e9")[0]
     needed, free = (int(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) (?:bytes|are free)", line))

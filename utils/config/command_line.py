@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from core.checkpoint.run_checkpoint import STEP_FOLDER
 from core.common.console import log_to_stderr
 from core.common.settings import dotted
 from utils import run_registry
@@ -128,10 +129,13 @@ def read(arguments: Sequence[str]) -> Options:
     options, more, refused = _chosen(row, words, saved)
     if help_of is not None and not rows.missing_classes(options):
         _help(options, help_of)
-    problems += [*more, *_needless_timestamp(start, words)]
-    taken = options.timestamp  # given, and not made up below
+    problems += more
+    naming = "resume" if start.mode == 1 else "model_file"
+    if "timestamp" in words and (named := getattr(start, naming)) is not None:
+        problems.append(f"timestamp={start.timestamp} and {naming}={named} both name a run: leave one out")
+    is_named = options.timestamp is not None
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
-    if taken is not None and options.mode == 1 and options.resume is None and os.path.exists(options.log_folder):
+    if is_named and options.mode == 1 and options.resume is None and os.path.exists(options.log_folder):
         problems.append(
             f"run {options.signature} exists: continue it by --resume {options.signature}, or choose another timestamp"
         )
@@ -195,7 +199,11 @@ def _chosen(row: Row, words: Words, saved: SavedRun | None = None) -> tuple[Opti
     Returns:
         The options, a sentence for each problem, and the names of the command line's options whose values are refused.
     """
-    options, problems = _without_words(row, words, saved)
+    choices = {name: words[name][0] for name in rows.CHOICES if words.get(name)}
+    if saved is None or saved.config is None:
+        options, problems = rows.from_row(row, choices)
+    else:
+        options, problems = _of_saved_run(saved, row, choices)
     known, missing, settings = rows.declared(options), rows.missing_classes(options), dict[str, Any]()
     for name, texts in words.items():
         section, dot, last = name.rpartition(".")
@@ -261,14 +269,6 @@ def _saved_run(start: Options, row: Row, words: Words) -> tuple[SavedRun | None,
         return None, error
 
 
-def _needless_timestamp(start: Options, words: Words) -> list[str]:
-    """Return the problem that the command line gives a timestamp to a run that another option names."""
-    name = "resume" if start.mode == 1 else "model_file"
-    if getattr(start, name) is None or "timestamp" not in words:
-        return []
-    return [f"timestamp={start.timestamp} and {name}={getattr(start, name)} both name a run: leave one out"]
-
-
 def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, Any], str | None]:
     """Return the options that a saved run must have, and the environment's own name of the game.
 
@@ -288,18 +288,17 @@ def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, 
         return wanted, None
 
 
-def _without_words(row: Row, words: Words, saved: SavedRun | None) -> tuple[Options, list[str]]:
-    """Return the options before the command line is applied, with the classes that it chooses, and their problems.
+def _of_saved_run(saved: SavedRun, row: Row, choices: dict[str, str]) -> tuple[Options, list[str]]:
+    """Return the options of a saved run, except those that changed in utils/options.py since, and their problems.
 
-    A new run has the options of its row. A saved run keeps its own, except those that changed in
-    utils/options.py since.
+    Args:
+        saved: The run.
+        row: Its row, as it is now.
+        choices: Classes and game that the command line chooses.
 
     Raises:
         ConfigurationError: the run was saved with options that no longer exist.
     """
-    choices = {name: words[name][0] for name in rows.CHOICES if words.get(name)}
-    if saved is None or saved.config is None:
-        return rows.from_row(row, choices)
     on_file = rows.settings_on_file(row).items()
     since = {name: value for name, value in on_file if (name, value) not in saved.file.items()}
     settings = {name: value for name, value in {**saved.options, **since}.items() if name not in OF_THIS_START}
@@ -349,6 +348,9 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
             "--seconds again to stop by time"
         )
     newest = max(options.checkpoint_folder.glob("step_*"), default=options.checkpoint_folder)
+    made = STEP_FOLDER.fullmatch(newest.name)
+    if made and options.steps is not None and int(made[1]) >= options.steps:
+        print(f"{saved.signature} has made {int(made[1]):,} agent steps: give a larger --steps to train it further")
     fixed = [*FIXED]
     if (newest / "memory.pt").exists():
         fixed += FIXED_WITH_REPLAY

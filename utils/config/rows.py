@@ -125,13 +125,9 @@ def missing_classes(options: Options) -> dict[str, str]:
 
 
 # dotted names ---------------------------------------------------------------------------------------------------------
-def flatten(params: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(params: Any) -> dict[str, Any]:
     """Return the values of a dataclass and of its sections: dotted name -> value."""
-    flat: dict[str, Any] = {}
-    for field in dataclasses.fields(params):
-        name, value = prefix + field.name, getattr(params, field.name)
-        flat |= flatten(value, name + ".") if dataclasses.is_dataclass(value) else {name: value}
-    return flat
+    return dotted(dataclasses.asdict(params))
 
 
 def declared(params: Any, prefix: str = "") -> dict[str, FieldInfo]:
@@ -228,12 +224,17 @@ def split_values(text: str, separator: str = ",") -> list[str]:
 
 
 def closest(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known dotted names that a misspelt name may mean, best first: by the last part, then by the whole."""
+    """Return the known dotted names that a misspelt name may mean, best first.
+
+    They have its last part, or the words of which that has the initials (lr), or are spelt alike.
+    """
     known, last = list(known), name.rpartition(".")[2]
     ends: dict[str, list[str]] = {}
     for candidate in known:
         ends.setdefault(candidate.rpartition(".")[2], []).append(candidate)
+    initials = {end: "".join(word[:1] for word in end.split("_")) for end in ends if "_" in end}
+    by_initials = [candidate for end in initials if initials[end] == last for candidate in ends[end]]
     by_whole = difflib.get_close_matches(name, known, n=2, cutoff=0.75)
     by_end = [candidate for end in difflib.get_close_matches(last, ends, n=2, cutoff=0.75) for candidate in ends[end]]
     by_end.sort(key=lambda candidate: -difflib.SequenceMatcher(None, name, candidate).ratio())
-    return list(dict.fromkeys([*(ends.get(last, [])), *by_whole, *by_end]))[:3]
+    return list(dict.fromkeys([*ends.get(last, []), *by_initials, *by_whole, *by_end]))[:3]

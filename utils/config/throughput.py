@@ -34,6 +34,7 @@ FIRST_SECONDS = 1.0  # Limit of the uncounted steps.
 FILL_SECONDS = 1.5  # Extra time for completing a window; afterwards the last step is repeated.
 SLOW_STEP = 0.5  # Seconds of a step of all environments above which larger numbers are not tried.
 GAIN = 1.1  # Factor of agent steps a second that a larger number must bring.
+WINDOWS = 10  # Windows, such as rollouts, that each environment of a larger number must make in the run's steps.
 PATIENCE = 2  # Larger numbers in a row without that gain, after which the search ends.
 HasEnough = Callable[[Trajectories, Agent], bool]
 
@@ -70,18 +71,22 @@ def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Option
     """Return the options with a measured `num_envs_per_actor`.
 
     The result is the smallest number of environments that is about as fast as the fastest for one actor alone. Numbers
-    that the other options do not allow are not tried.
+    that the other options do not allow are not tried, nor those that leave an environment fewer than WINDOWS windows.
 
     Raises:
         ConfigurationError: the environments cannot be played.
     """
-    spec = validation.environment_spec(options)
+    spec, counts = validation.environment_spec(options), validation.env_counts(options)
+    window = dataclasses.replace(options, num_envs_per_actor=counts[0]).make_agent(spec).window
+    steps = WINDOWS * (window.stride or window.length) * options.num_actors  # that an environment should make
 
     def rates() -> Iterator[tuple[int, float]]:
-        for count in validation.env_counts(options):
+        for count in counts:
             candidate = dataclasses.replace(options, num_envs_per_actor=count)
             if validation.problems(candidate):
                 continue
+            if options.steps is not None and count > max(options.steps // steps, counts[0]):
+                return
             cost = _acting(candidate, spec, seconds)
             yield count, 1 / cost
             if cost * count > SLOW_STEP:

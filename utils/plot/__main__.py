@@ -26,7 +26,7 @@ from core.env import normalized_name
 from utils.config.command_line import refuse
 from utils.errors import ConfigurationError
 from utils.factory import EnvsDict, why_not
-from utils.plot.curves import COLUMNS, SCORE, Run, alike, grouped, late_score, read, usable, write_csv
+from utils.plot.curves import COLUMNS, SCORE, Run, alike, grouped, late_score, markdown, read, usable, write_csv
 from utils.plot.figures import AGGREGATES, AXES, CENTERS, Array, bootstrap, draw_curves, draw_summary, interval, save
 
 FORMATS = ("png", "svg", "pdf")
@@ -97,7 +97,7 @@ def _summary(options: argparse.Namespace) -> tuple[Any, list[Run]]:
     groups = grouped(runs, options.group) if options.group else alike(runs, "method")
     scores = {method: list(by_game(runs).values()) for method, runs in groups.items()}
     figure = draw_summary(scores, options.title or "human-normalised scores, 95 % bootstrap intervals")
-    print("\n".join(summary_table(scores)))
+    print(summary_table(scores), end="")
     return figure, runs
 
 
@@ -121,16 +121,16 @@ def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
     return {game: np.array(values) for game, values in sorted(games.items())}
 
 
-def summary_table(scores: Mapping[str, Sequence[Array]]) -> list[str]:
-    """Return Markdown lines with the aggregates of each method and their 95 % intervals."""
-    lines = [f"| method | games | runs | {' | '.join(AGGREGATES)} |", "|---" * (len(AGGREGATES) + 3) + "|"]
+def summary_table(scores: Mapping[str, Sequence[Array]]) -> str:
+    """Return a Markdown table of the aggregates of each method and their 95 % intervals."""
+    lines = []
     for method, games in scores.items():
-        cells = []
+        cells = [method, str(len(games)), str(sum(map(len, games)))]
         for statistic in AGGREGATES.values():
             low, high = interval(bootstrap(games, statistic, np.random.default_rng(0)))
             cells.append(f"{statistic(games):.3f} [{low:.3f}, {high:.3f}]")
-        lines.append(f"| {method} | {len(games)} | {sum(map(len, games))} | {' | '.join(cells)} |")
-    return lines
+        lines.append(cells)
+    return markdown(["method", "games", "runs", *AGGREGATES], lines)
 
 
 def parser() -> argparse.ArgumentParser:

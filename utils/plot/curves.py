@@ -363,3 +363,9 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
             for (step, seconds), values in sorted(points.items()):
                 cells = [values.get(metric, "") for metric in metrics]
                 writer.writerow([run.name, int(step), round(seconds, 1), *cells])
+
+
+def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table, each line of which ends with a newline."""
+    header, *rows = (f"| {' | '.join(cells)} |\n" for cells in (columns, *lines))
+    return "".join([header, "|---" * len(columns), "|\n", *rows])

@@ -28,11 +28,11 @@ import numpy as np
 
 from core.common.terminal import relay_output
 from utils.config.command_line import refuse, split
-from utils.config.rows import changed, split_values
+from utils.config.rows import split_values
 from utils.errors import ConfigurationError
 from utils.options import PROJECT
-from utils.plot.curves import METRICS, late_score, read_curve, read_lines, until
-from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of
+from utils.plot.curves import METRICS, late_score, markdown, read_curve, read_lines, until
+from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of, seeded
 
 NOT_IN_FILE_NAMES = re.compile(r"[^\w.+-]+")
 
@@ -129,14 +129,11 @@ def planned(options: argparse.Namespace, variants: list[tuple[str, list[str]]], 
         for suffix, words in variants:
             template = options_of(config, words, options.name, options.root)
             row = f"{template.config}{suffix}"
-            for seed in options.seeds:
-                name = f"{row}-seed{seed}"
-                seeded, refused = changed(template, {"timestamp": name, "seed": seed})
-                errors += [f"--seeds: {sentence}" for sentence in refused.values()]
-                run = ChildRun(seeded, words, folder / f"{name}.txt", row)
-                if runs.setdefault(seeded.signature, run).options != seeded:
+            for each in seeded(template, row, options.seeds):
+                run = ChildRun(each, words, folder / f"{each.timestamp}.txt", row)
+                if runs.setdefault(each.signature, run).options != each:
                     errors.append(
-                        f"two different runs would both be named {seeded.signature}: make them in sweeps of two names"
+                        f"two different runs would both be named {each.signature}: make them in sweeps of two names"
                     )
     if errors:
         raise ConfigurationError(list(dict.fromkeys(errors)))
@@ -150,7 +147,8 @@ def tabulate(runs: Sequence[ChildRun], path: Path) -> str:
     lines = summaries(results)
     write_csv(path.with_name(f"{path.name}-runs.csv"), results)
     write_csv(path.with_name(f"{path.name}.csv"), lines)
-    text = markdown(lines)
+    columns = [name.replace("_", " ") for name in Summary._fields]
+    text = markdown(columns, (list(map(_text, line)) for line in lines))
     path.with_name(f"{path.name}.md").write_text(text)
     return text
 
@@ -190,13 +188,6 @@ def write_csv(path: Path, lines: Sequence[Result] | Sequence[Summary]) -> None:
     """Write a column per field and a line per result or summary."""
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([lines[0]._fields, *(map(_text, line) for line in lines)])
-
-
-def markdown(lines: Iterable[Summary]) -> str:
-    """Return the summaries as a Markdown table."""
-    header = [name.replace("_", " ") for name in Summary._fields]
-    rows = [header, ["---"] * len(header), *(map(_text, line) for line in lines)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _text(value: object) -> str:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +16,7 @@ from core.common.processes import die_with_parent
 from core.common.settings import dotted
 from utils import run_registry
 from utils.config import command_line
+from utils.config.rows import changed
 from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot.curves import METRICS, STOPS, differences, late_score, read_curve
@@ -66,6 +67,22 @@ def start_main(words: Sequence[str], output: int | IO[str], **options: Any) -> s
         preexec_fn=partial(end_with, os.getpid()),
         **options,
     )
+
+
+def seeded(options: Options, name: str, seeds: Iterable[int]) -> list[Options]:
+    """Return the options with each seed, as runs with the timestamp <name>-seed<N>.
+
+    Raises:
+        ConfigurationError: a seed is out of bounds.
+    """
+    runs, errors = list[Options](), list[str]()
+    for seed in seeds:
+        run, refused = changed(options, {"timestamp": f"{name}-seed{seed}", "seed": seed})
+        runs.append(run)
+        errors += [f"--seeds: {sentence}" for sentence in refused.values()]
+    if errors:
+        raise ConfigurationError(errors)
+    return runs
 
 
 class ChildRun:

@@ -49,6 +49,10 @@ def main(arguments: Sequence[str]) -> int:
     words = list(arguments[end + 1 :])
     try:
         library()
+        if "evaluator.steps" in split(words)[0]:
+            raise ConfigurationError(
+                "--evaluator.steps is not yours to give here: --evaluations says how many there are"
+            )
         if options.plot:
             figures.pyplot()  # Fail before hours of training rather than after.
         template = options_of(options.config, words, options.name, options.root)

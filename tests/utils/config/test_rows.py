@@ -182,4 +182,5 @@ def test_a_misspelt_option_finds_the_closest():
     assert closest("learning_rte", known)[0] == "agent.learning_rate"
     assert closest("agent.bach_size", known)[0] == "agent.batch_size"
     assert closest("num_actor", known)[0] == "num_actors"
+    assert closest("agent.lr", [*known, "agent.lr_end"]) == ["agent.learning_rate", "agent.lr_end"]
     assert closest("zzzzzz", known) == []

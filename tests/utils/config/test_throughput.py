@@ -94,6 +94,19 @@ def test_numbers_that_other_options_forbid_are_not_tried(options, tried):
     assert tried == [4, 8] and context.options.num_envs_per_actor == 8
 
 
+@pytest.mark.parametrize(
+    ("words", "numbers"),
+    [
+        (("--steps", "500"), [4, 8, 16]),  # ten windows of three steps for each environment
+        (("--config", "ppo-cartpole", "--steps", "4000"), [4]),  # seven rollouts of 128 steps
+        (("--config", "ppo-cartpole", "--steps", "12000"), [4, 8]),
+    ],
+)
+def test_numbers_that_leave_too_few_windows_are_not_tried(options, tried, words, numbers):
+    create_context(options(*words))
+    assert tried == numbers
+
+
 def test_options_wrong_for_any_number_are_refused_first(options, tried, capsys):
     with pytest.raises(SystemExit) as refused:
         options("--memory.capacity", "10")

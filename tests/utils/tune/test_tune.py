@@ -346,6 +346,13 @@ def test_an_option_of_all_runs_is_not_tuned(main, root, capsys):
     assert ended.value.code == 2 and "agent.n_step has a range and a value" in capsys.readouterr().err
 
 
+def test_the_steps_between_evaluations_are_refused(main, root, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main("--", "--evaluator.steps", "100", "--steps", "1000")
+    assert ended.value.code == 2 and not list(root.iterdir())
+    assert "--evaluator.steps is not yours to give here: --evaluations" in capsys.readouterr().err
+
+
 def test_a_root_that_cannot_be_a_folder_is_refused(main, capsys):
     with pytest.raises(SystemExit) as ended:
         main("--root", "/proc/x")
