@@ -111,7 +111,7 @@ class Critics(nn.ModuleList):
 
 
 class PolicyAndCritic(Model):
-    """Networks without a common parameter, for actions of A numbers in -1 .. 1.
+    """Networks without a common parameter, for actions of A numbers in -1 .. 1. Other parameters are not trained.
 
     `critic` returns [C, B, N]: N numbers from each of C critics. The output kind names the outputs of both:
 

@@ -381,6 +381,10 @@ class TargetUpdater:
         tensors, new_tensors = (
             [each] if isinstance(each, Tensor) else list(each.state_dict().values()) for each in (target, online)
         )
+        if self._tau < 1:  # integers, such as BatchNorm's number of batches, stay as they are
+            tensors, new_tensors = (
+                [each for each in part if each.is_floating_point()] for part in (tensors, new_tensors)
+            )
         if self._due is not None:
             due = self._due.take() & applied
             if self._tau < 1:

@@ -25,6 +25,8 @@ from core.ops.returns import n_step_return
 from core.specs import Continuous, WindowSpec
 from core.types import Batch, State, TimeStep, TransitionBatch
 
+TRAINED = "policy.", "critic."  # beginnings of the names of parameters
+
 
 @frozen_dataclass
 class ControlAgentParams(ActionNoiseParams, OptimizerParams, AgentParams):
@@ -63,7 +65,6 @@ class CriticLosses(NamedTuple):
 class ContinuousControl(Agent):
     """Base of agents with a policy and critics of continuous actions."""
 
-    model: PolicyAndCritic
     actions = Continuous
     window_kinds = ("transitions",)
 
@@ -77,6 +78,19 @@ class ContinuousControl(Agent):
         return WindowSpec.transition(self.params.n_step)
 
     # acting -----------------------------------------------------------------------------------------------------------
+    @cached_property
+    def model(self) -> PolicyAndCritic:  # type: ignore[override]
+        """The policy and its critics, built on first access.
+
+        Raises:
+            TypeError: the model has other parameters, which no optimiser of this agent would train.
+        """
+        model: PolicyAndCritic = self._make_model()  # type: ignore[assignment]
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        if others := [name for name in names if not name.startswith(TRAINED)]:
+            raise TypeError(f"only parameters of `policy` and `critic` are trained, and it has {', '.join(others)}")
+        return model
+
     @cached_property
     def action_range(self) -> "ActionRange":
         """The bounds of the action space; built on first access."""
@@ -271,7 +285,7 @@ class FlatParameters:
     """
 
     def __init__(self, model: PolicyAndCritic):
-        names, olds = zip(*[item for item in model.named_parameters() if item[0].startswith(("policy.", "critic."))])
+        names, olds = zip(*[item for item in model.named_parameters() if item[0].startswith(TRAINED)])
         self.both = torch.cat([old.detach().flatten() for old in olds])
         gradient, offset = torch.zeros_like(self.both), 0
         for name, old in zip(names, olds):

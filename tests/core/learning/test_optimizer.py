@@ -1,5 +1,6 @@
 """A restored optimiser continues: Adam, RAdam and RMSProp by hand."""
 
+import copy
 import subprocess
 import sys
 from math import sqrt
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from core.learning.optimizer import Optimizer, OptimizerParams, ScheduledTensor, learning_rate
+from core.learning.optimizer import Optimizer, OptimizerParams, ScheduledTensor, TargetUpdater, learning_rate
 
 
 def step(parameter, params, state=None):
@@ -116,3 +117,23 @@ def test_scheduled_values_are_those_of_each_update_and_uploaded_only_when_they_c
         taken += [scheduled.take().item(), scheduled.take().item()]
     assert taken == [0.0] * 4 + [1.0] * 4 + [2.0] * 4
     assert uploaded == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_target_with_batch_normalisation_follows_its_floating_point_tensors(planned):
+    torch.manual_seed(0)
+    online = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    target = copy.deepcopy(online)
+    with torch.no_grad():
+        online(torch.randn(5, 3))  # moves the statistics, and counts the batch
+        online[0].weight.add_(1.0)
+    before, after = (copy.deepcopy(network.state_dict()) for network in (target, online))
+    updater = TargetUpdater(1, tau=0.25)
+    if planned:
+        updater.plan(1, 1, torch.device("cpu"))
+    assert bool(updater(target, online, 1))
+    for name, tensor in target.state_dict().items():
+        if tensor.is_floating_point():
+            expected = 0.75 * before[name].double() + 0.25 * after[name].double()
+            torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-7)
+    assert not torch.equal(target[1].running_mean, before["1.running_mean"])

@@ -8,7 +8,7 @@ import torch
 
 from core.learning.optimizer import Optimizer
 from core.ops.distributional import categorical_mean
-from core.specs import Continuous
+from core.specs import ArraySpec, Continuous, EnvSpec
 from tests.core.agents.control_agents import KINDS, make_agent, make_batch, space, timestep
 
 DETERMINISTIC = ["ddpg", "d4pg", "td3"]
@@ -20,6 +20,22 @@ def parameters(module):
 
 def same(first, second):
     return all(torch.equal(one, other) for one, other in zip(first, second))
+
+
+# model ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_with_a_parameter_that_nothing_trains_is_refused(kind):
+    agent, params, model, model_params = KINDS[kind]
+    spec = EnvSpec("numbers", ArraySpec((5,), "float32"), 0, space(3))
+
+    def make(trained):
+        made = model(model_params, spec)
+        made.encoder = torch.nn.Linear(5, 5).requires_grad_(trained)
+        return made
+
+    with pytest.raises(TypeError, match=r"only parameters of `policy` and `critic` .*encoder\.weight, encoder\.bias"):
+        agent(params, spec, lambda: make(True)).model
+    assert agent(params, spec, lambda: make(False)).model.encoder  # a fixed one is part of `preprocess`
 
 
 # acting -----------------------------------------------------------------------------------------------------------
