@@ -97,10 +97,11 @@ PARTS = {
     "mujoco-d4pg": Part("D4PG", ("d4pg-hopper", "d4pg-halfcheetah", "d4pg-walker-walk"), seeds=1),
     "pong-small": Part(
         "Pong, 42x42",
-        ("dqn", "iqn", "munchausen-dqn", "munchausen-iqn", "impala", "ppo", "pqn"),
+        ("dqn", "iqn", "munchausen-dqn", "munchausen-iqn", "impala", "pqn"),
         "-pong-small",
         words=(STEPS, "10000000", "--target_score", "18"),
     ),
+    "pong-small-ppo": Part("PPO on Pong, 42x42", ("ppo",), "-pong-small"),  # its learning rate falls to its last step
     "pong": Part(
         "Pong, 84x84",
         ("dqn", "rainbow", "apex", "r2d2", "iqn", "impala", "impact", "ppo", "pqn"),
@@ -142,6 +143,7 @@ RATES = {
     "d4pg-h": 183,
     "dqn-pong-small": 250,
     "impala-pong-small": 1_860,
+    "ppo-pong-small": 1_500,
 }
 
 
