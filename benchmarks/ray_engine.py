@@ -8,8 +8,10 @@
 """
 
 import argparse
+import atexit
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -55,7 +57,9 @@ def prepared(row: str, codec: str) -> tuple[Any, Any]:
 
     options = f"--config {row} --engine inline --replay.frame_compression {codec} --memory.capacity 20000"
     words = f"{options} --rate_limiter.min_replay_size 1000000000".split()
-    return create_context(read_options([*words, "--root", tempfile.mkdtemp()]))
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    return create_context(read_options([*words, "--root", folder]))
 
 
 def play(context: Any, agent: Any, seconds: float) -> tuple[Collector, float]:

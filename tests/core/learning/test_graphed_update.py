@@ -181,6 +181,16 @@ class Elsewhere(TorchDispatchMode):
         return result
 
 
+class UnseededGenerator:
+    """Stand in for torch.Generator, which the device "meta" has not; a class, because torch annotates with it."""
+
+    def __init__(self, device):
+        pass
+
+    def manual_seed(self, seed):
+        pass
+
+
 @pytest.mark.parametrize("name", ["dqn", "rainbow", "iqn", "iqn, munchausen", "r2d2", "ddpg", "d4pg", "td3", "sac"])
 def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
     """The device "meta" has no values and no optimiser, so drawing and the optimiser's step are replaced."""
@@ -190,7 +200,7 @@ def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
         return loss.detach(), torch.isfinite(loss.detach()) & wanted
 
     memory = shared_memory(make_agent(name))
-    monkeypatch.setattr(torch, "Generator", lambda device: SimpleNamespace(manual_seed=lambda seed: None))
+    monkeypatch.setattr(torch, "Generator", UnseededGenerator)
     monkeypatch.setattr(
         DeviceReplay, "_shares", lambda self, count: torch.rand(count, dtype=torch.float64, device=self.device)
     )
