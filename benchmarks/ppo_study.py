@@ -1,8 +1,10 @@
 """Train stable-baselines3's PPO on MinAtar with the options of our rows: python -m benchmarks.ppo_study breakout.
 
-The games are the package's own gymnasium environments; network, rollouts, minibatches, losses and the falling learning
-rate are those of the row ppo-minatar-<game>. Each run writes its evaluations, mean raw returns of episodes that sample
-the policy, as a CSV that `utils.plot` reads. Needs stable-baselines3 (`make bench` installs it).
+The games are the package's own gymnasium environments; network, rollouts, minibatches and the falling learning rate are
+those of the row ppo-minatar-<game>. Values are not clipped, which is stable-baselines3's default: its clip has no
+gradient outside, while that of the row takes the larger of two losses. Each run writes its evaluations, mean raw
+returns of episodes that sample the policy, as a CSV that `utils.plot` reads. Needs stable-baselines3 (`make bench`
+installs it).
 """
 
 import argparse
