@@ -6,7 +6,7 @@
     python -m benchmarks.results rainbow-study-breakout --rows dqn rainbow --seeds 1
 
 Complete runs are not repeated and interrupted ones are resumed: Ctrl-C saves everything, and the same command goes on.
-A finished part writes to docs/results the evaluations of its runs (<part>.csv), curves (<part>.png) and a table
+A part writes to docs/results the evaluations of its complete runs (<part>.csv), curves (<part>.png) and a table
 (<part>-table.md); a part of several games compares its rows over the games (<part>-summary.png). Needs matplotlib.
 """
 
@@ -286,9 +286,10 @@ def main() -> int:
         for name, runs in {name: runs_of(name, options) for name in options.parts or PARTS}.items():
             with claimed(Path(options.root) / "logs" / name):
                 code = Runner(runs, options.jobs).run()
-            if code or not all(run.complete for run in runs):
+            if complete := [run for run in runs if run.complete]:
+                write(name, complete, options.output)
+            if code or len(complete) < len(runs):
                 return code or 1
-            write(name, runs, options.output)
     except ConfigurationError as refused:
         refuse(refused)
     return 0

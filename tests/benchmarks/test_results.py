@@ -85,3 +85,9 @@ def test_a_part_is_trained_once_and_written(monkeypatch, tmp_path, root):
     before = [path.stat().st_mtime_ns for path in metrics]
     assert results.main() == 0
     assert [path.stat().st_mtime_ns for path in metrics] == before and len(before) == 2
+
+    (tmp_path / "tiny.csv").unlink()
+    monkeypatch.setattr(results, "PARTS", {"tiny": part._replace(seeds=2)})
+    monkeypatch.setattr(results.Runner, "run", lambda self: 130)  # interrupted before the second seed
+    assert results.main() == 130
+    assert len(curves.read([tmp_path / "tiny.csv"], [curves.SCORE])) == 2
