@@ -24,6 +24,7 @@ Statistic = Callable[[Strata], Array]  # Reduces runs and games to [...].
 
 AXES = {"steps": ("steps", 1, "agent steps"), "time": ("seconds", 60, "minutes")}  # Field of Curve, divisor, label.
 SIZE = (5.2, 3.7)  # Inches of a panel.
+MAX_COLUMNS = 3  # Panels beside one another.
 MAX_INSIDE_LABELS = 4  # Labels up to which the legend stands inside the first panel.
 MAX_INSIDE_LETTERS = 40  # Length of the longest label of such a legend.
 INCHES_PER_LETTER = 0.09
@@ -108,7 +109,7 @@ def pyplot() -> Any:
 def draw_curves(
     groups: Mapping[str, Sequence[Run]], axes: Sequence[str], statistic: str, title: str, each: bool = False
 ) -> Any:
-    """Return a figure with a panel for each metric and axis.
+    """Return a figure with a panel for each metric and axis, at most MAX_COLUMNS of them in a row.
 
     Args:
         groups: Label -> runs that become one curve with a bootstrap band.
@@ -122,31 +123,34 @@ def draw_curves(
 
     metrics = list(next(iter(groups.values()))[0].curves)
     panels = [(metric, axis) for metric in metrics for axis in axes]
-    figure, grid = plots.subplots(
-        1, len(panels), figsize=(SIZE[0] * len(panels), SIZE[1]), squeeze=False, layout="constrained"
-    )
+    columns = min(len(panels), MAX_COLUMNS)
+    rows = -(-len(panels) // columns)
+    size = SIZE[0] * columns, SIZE[1] * rows
+    figure, grid = plots.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     several = any(len(runs) > 1 for runs in groups.values())
     name = statistic.upper() if statistic == "iqm" else statistic
     subtitle = f"{name} of the runs, 95 % bootstrap bands" if several else ""
-    for panel, (metric, axis) in zip(grid[0], panels):
+    for unused in grid.flat[len(panels) :]:
+        unused.remove()
+    for panel, (metric, axis) in zip(grid.flat, panels):
         for label, runs in groups.items():
             _draw_group(panel, [run.curves[metric] for run in runs], axis, statistic, label, each)
         panel.xaxis.set_major_formatter(EngFormatter() if axis == "steps" else panel.xaxis.get_major_formatter())
         panel.set(xlabel=AXES[axis][2], ylabel=metric)
         panel.set_title(subtitle, fontsize="small")
         panel.grid(alpha=0.3)
-    _draw_legend(figure, grid[0][0], len(panels))
+    _draw_legend(figure, grid[0][0], columns)
     figure.suptitle(title)
     return figure
 
 
-def _draw_legend(figure: Any, panel: Any, num_panels: int) -> None:
+def _draw_legend(figure: Any, panel: Any, num_columns: int) -> None:
     """Draw the legend in the first panel, or below all panels if many or long labels would cover curves."""
     lines, labels = panel.get_legend_handles_labels()
     if len(labels) <= MAX_INSIDE_LABELS and max(map(len, labels)) <= MAX_INSIDE_LETTERS:
         panel.legend(fontsize="small")
         return
-    width = SIZE[0] * num_panels
+    width = SIZE[0] * num_columns
     letters = int((width - LEGEND_MARGIN) / INCHES_PER_LETTER)
     labels = [textwrap.fill(label, letters, break_long_words=False, break_on_hyphens=False) for label in labels]
     longest = max(len(line) for label in labels for line in label.splitlines())

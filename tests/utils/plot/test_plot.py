@@ -84,6 +84,14 @@ def test_every_group_has_a_line_and_single_runs_no_band(run, runs):
     assert len(scores.collections) == 1 and len(scores.lines) == 2 + len(VALUES)
 
 
+def test_more_than_three_panels_continue_in_the_next_row(runs):
+    (one,) = read(runs[:1], [SCORE])
+    five = one._replace(curves={str(number): one.curves[SCORE] for number in range(5)})
+    figure = draw_curves({"dqn": [five]}, ["steps"], "mean", "")
+    places = [panel.get_subplotspec() for panel in figure.axes]
+    assert [(place.rowspan.start, place.colspan.start) for place in places] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+
+
 def test_a_legend_of_many_groups_stands_outside_the_panel(run):
     many = [
         run(f"local_{number}", [1.0, 2.0, 3.0], f"replay-rule-number-{number}-minatar-breakout") for number in range(8)
