@@ -136,8 +136,8 @@ RATES = {
     "laser-minatar": 10_000,
     "attentive-minatar": 12_500,
     "elite": 12_900,
-    "ppo-minatar": 3_300,
-    "pqn-minatar": 1_450,
+    "ppo-minatar": 12_300,
+    "pqn-minatar": 18_500,
     "ppo-halfcheetah": 1_600,
     "ddpg-h": 209,
     "d4pg-h": 183,
@@ -213,7 +213,7 @@ def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
             path.with_name(f"{name}-summary"),
             ["png"],
         )
-        path.with_name(f"{name}-summary.md").write_text(summary_table(relative))
+        path.with_name(f"{name}-summary.md").write_text(f"{games_table(part, late)}\n{summary_table(relative)}")
 
 
 def table_of(by_label: Mapping[str, Sequence[curves.Run]]) -> str:
@@ -225,6 +225,17 @@ def table_of(by_label: Mapping[str, Sequence[curves.Run]]) -> str:
         steps, minutes = max(curve.steps[-1] for curve in points), (f"{each.seconds[-1] / 60:.1f}" for each in points)
         lines.append((label, f"{np.mean(late):.2f}", scores, f"{best:.2f}", f"{steps:,.0f}", " ".join(minutes)))
     return curves.markdown(("row", "mean", "of each seed", "best evaluation", "agent steps", "minutes"), lines)
+
+
+def games_table(part: Part, late: Mapping[str, Array]) -> str:
+    """Return a Markdown table with a line for each row and the late scores of the lowest, mean and highest seed."""
+
+    def span(scores: Array) -> str:
+        return f"{scores.mean():.1f} ({scores.min():.1f} .. {scores.max():.1f})" if scores.size else ""
+
+    games = {row: [late.get(part.label(row, game), np.zeros(0)) for game in part.games] for row in part.rows}
+    lines = [(row, *map(span, scores)) for row, scores in games.items() if any(map(len, scores))]
+    return curves.markdown(("row", *part.games), lines)
 
 
 def panels(part: Part, by_label: Mapping[str, Sequence[curves.Run]]) -> dict[str, list[curves.Run]]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import results
-from benchmarks.results import PARTS, Part, hours, over_games
+from benchmarks.results import PARTS, Part, games_table, hours, over_games
 from utils.options import CONFIGS
 from utils.plot import curves, figures
 from utils.plot.curves import alike
@@ -34,6 +34,14 @@ def test_scores_are_relative_to_the_best_row_of_each_game():
     scores = over_games(part, {label: np.array(values) for label, values in late.items()})
     assert [values.tolist() for values in scores["a"]] == [[0.25, 0.75], [1.0]]
     assert [values.tolist() for values in scores["b"]] == [[1.0], [0.5, 0.5]]
+
+
+def test_the_table_of_games_has_the_span_of_the_seeds():
+    part = Part("Three rows", ("a", "b", "c"), games=("x", "y"))
+    late = {"x-a": np.array([1.0, 3.0, 2.0]), "y-a": np.array([10.0]), "y-b": np.array([5.0])}
+    lines = games_table(part, late).splitlines()
+    assert lines[0] == "| row | x | y |" and len(lines) == 4
+    assert lines[2:] == ["| a | 2.0 (1.0 .. 3.0) | 10.0 (10.0 .. 10.0) |", "| b |  | 5.0 (5.0 .. 5.0) |"]
 
 
 @pytest.mark.parametrize("path", CURVES, ids=lambda path: path.stem)
