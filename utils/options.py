@@ -484,8 +484,8 @@ PQN = {"agent_type": "pqn", "memory_type": "rollouts", "model.norm": "layer", "n
 PQN_ATARI = {**PQN, "env_type": "atari", "model_type": "dqn-cnn", "steps": 10_000_000}
 PQN_MINATAR = {**PQN, "env_type": "minatar", "model_type": "dqn-minatar", "agent.learning_rate": 5e-4,
                "agent.lr_schedule": "linear",
-               "agent.exploration_epsilon_end": 0.05, "learner.threads": 1, "evaluator.period": 30.0,
-               "evaluator.episodes": 30, "steps": 10_000_000}
+               "agent.exploration_epsilon_end": 0.05, "learner.compile": "auto", "learner.threads": 1,
+               "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 10_000_000}
 CONFIGS += [
     {"name": "pqn-cartpole", **PQN, "env_type": "gym", "game": "CartPole-v1", "model_type": "dqn-mlp",
      "model.hidden": 256, "agent.unroll_length": 64, "agent.epochs": 4, "agent.minibatches": 16,
