@@ -131,7 +131,8 @@ class LearnerHost(TrajectoryServer):
     async def mirror(self) -> None:
         """Exchange with home until this process ends. End it if home is silent for `ray.learner_timeout`.
 
-        Ray restarts the server at home, so every error is tried again. One that home itself raised is logged once.
+        Ray restarts the server at home, so its errors are tried again. One that home itself raised is logged once. Any
+        other error ends the process too, because nobody at home reads the result of this call.
         """
         limit, last_answer, logged = self._context.options.ray.learner_timeout, time.monotonic(), False
         while True:
@@ -147,6 +148,9 @@ class LearnerHost(TrajectoryServer):
                 if limit is not None and time.monotonic() - last_answer >= limit:
                     log_to_stderr(f"learner {self._learner}'s node ends: home was silent for {limit:g} s")
                     os._exit(TRAINING_FAILED)
+            except Exception as error:
+                log_to_stderr(f"learner {self._learner}'s node ends: {error!r}")
+                os._exit(TRAINING_FAILED)
             await asyncio.sleep(PERIOD)
 
     async def exchange_with_home(self) -> None:

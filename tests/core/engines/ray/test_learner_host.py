@@ -292,6 +292,14 @@ def test_an_error_of_home_is_logged_once(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count("KeyError: 7") == 1
 
 
+def test_an_answer_that_cannot_be_followed_ends_a_node(tmp_path, monkeypatch, capsys):
+    async def answer(report):
+        return None
+
+    mirror_until_ended(tmp_path, monkeypatch, answer)
+    assert "learner 1's node ends: AttributeError" in capsys.readouterr().err
+
+
 def test_a_node_without_memory_refuses_the_run_with_its_reason(monkeypatch):
     def fail(answer):
         raise ray.exceptions.RayTaskError("prepare", "a traceback", MemoryError("5 bytes are needed and 4 are free"))
