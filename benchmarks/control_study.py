@@ -16,7 +16,6 @@ import itertools
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,38 +64,14 @@ def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None
     """Train stable-baselines3 with the options of the row ddpg-<task>; write the evaluations as CSV."""
     import gymnasium
     import stable_baselines3
-    from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.noise import NormalActionNoise
+
+    from benchmarks.sb3_evaluation import Evaluation
 
     options = read_options(["--config", f"ddpg-{task}"])
     agent, env, evaluation_env = options.agent, gymnasium.make(options.game), gymnasium.make(options.game)
     evaluation_env.reset(seed=seed + 1_000_000)
-    lines: list[dict[str, object]] = []
-    started, evaluation_seconds = time.monotonic(), 0.0
-
-    class Evaluation(BaseCallback):
-        def _on_step(self) -> bool:
-            nonlocal evaluation_seconds
-            if self.num_timesteps % (steps // EVALUATIONS) == 0:
-                began = time.monotonic()
-                returns, _ = evaluate_policy(
-                    self.model, evaluation_env, EPISODES, return_episode_rewards=True, warn=False
-                )
-                evaluation_seconds += time.monotonic() - began
-                seconds = round(time.monotonic() - started - evaluation_seconds, 1)
-                lines.append(
-                    {
-                        "run": path.stem,
-                        "step": self.num_timesteps,
-                        "seconds": seconds,
-                        "mean": float(np.mean(returns)),
-                        "std": float(np.std(returns)),
-                        "median": float(np.median(returns)),
-                    }
-                )
-            return True
-
+    callback = Evaluation(path.stem, evaluation_env, EPISODES, steps, deterministic=True)
     size = env.action_space.shape[0]  # type: ignore[index]
     # Both scales are for actions in [-1, 1].
     noise = NormalActionNoise(np.zeros(size), np.full(size, agent.noise_scale))
@@ -115,12 +90,8 @@ def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None
         policy_kwargs={"net_arch": list(options.model.hidden)},
         seed=seed,
         device="cpu",
-    ).learn(steps, callback=Evaluation())
-    with path.with_suffix(".part").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]))
-        writer.writeheader()
-        writer.writerows(lines)
-    path.with_suffix(".part").rename(path)
+    ).learn(steps, callback=callback)
+    callback.write(path)
 
 
 def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, jobs: int, output: Path) -> int:

@@ -8,30 +8,24 @@ installs it).
 """
 
 import argparse
-import csv
-import time
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from benchmarks.training import RESULTS
 from core.envs.minatar import GAMES
 from utils.config.command_line import read_options
 
-EVALUATIONS = 20
 
-
-def train(game: str, seed: int, steps: int) -> list[dict[str, Any]]:
-    """Train one run and return its evaluations, one a twentieth of its steps."""
+def train(game: str, seed: int, steps: int, path: Path) -> None:
+    """Train one run and write its evaluations."""
     import torch
     from minatar.gym import register_envs
     from stable_baselines3 import PPO
-    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
     from torch import nn
+
+    from benchmarks.sb3_evaluation import Evaluation
 
     torch.set_num_threads(1)
     register_envs()
@@ -55,39 +49,10 @@ def train(game: str, seed: int, steps: int) -> list[dict[str, Any]]:
         make_vec_env(game_id, num_envs, seed=first, env_kwargs={"max_episode_steps": options.env.max_steps})
         for first in (1_000 * seed, 1_000_000 + 1_000 * seed)
     )
-    lines: list[dict[str, Any]] = []
-    started, evaluation_seconds = time.monotonic(), 0.0
-
-    class Evaluation(BaseCallback):
-        def _on_rollout_start(self) -> None:
-            if self.num_timesteps >= (len(lines) + 1) * steps / EVALUATIONS:
-                self.evaluate()
-
-        def _on_training_end(self) -> None:
-            self.evaluate()
-
-        def evaluate(self) -> None:
-            nonlocal evaluation_seconds
-            began = time.monotonic()
-            returns, _ = evaluate_policy(
-                self.model, evaluation, options.evaluator.episodes, deterministic=False, return_episode_rewards=True
-            )
-            evaluation_seconds += time.monotonic() - began
-            lines.append(
-                {
-                    "run": f"stable-baselines3-{game}-seed{seed}",
-                    "step": self.num_timesteps,
-                    "seconds": round(time.monotonic() - started - evaluation_seconds, 1),
-                    "mean": float(np.mean(returns)),
-                    "std": float(np.std(returns)),
-                    "median": float(np.median(returns)),
-                }
-            )
-            print(lines[-1], flush=True)
-
-        def _on_step(self) -> bool:
-            return True
-
+    steps -= steps % (num_envs * agent.unroll_length)  # whole rollouts, in which the learning rate falls to 0
+    callback = Evaluation(
+        f"stable-baselines3-{game}-seed{seed}", evaluation, options.evaluator.episodes, steps, deterministic=False
+    )
     PPO(
         "CnnPolicy",
         training,
@@ -109,8 +74,8 @@ def train(game: str, seed: int, steps: int) -> list[dict[str, Any]]:
         },
         seed=seed,
         device="cpu",
-    ).learn(steps // (num_envs * agent.unroll_length) * num_envs * agent.unroll_length, callback=Evaluation())
-    return lines
+    ).learn(steps, callback=callback)
+    callback.write(path)
 
 
 def main() -> None:
@@ -123,12 +88,8 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     for seed in options.seeds:
-        lines = train(options.game, seed, options.steps)
-        path = options.output / f"stable-baselines3-ppo-minatar-{options.game}-seed{seed}.csv"
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(lines[0]))
-            writer.writeheader()
-            writer.writerows(lines)
+        name = f"stable-baselines3-ppo-minatar-{options.game}-seed{seed}.csv"
+        train(options.game, seed, options.steps, options.output / name)
 
 
 if __name__ == "__main__":
