@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -186,10 +187,20 @@ def record(work: Callable[[], None]) -> tuple[GraphModule, list[Tensor]]:
 
     token = _RECORDING.set(True)
     try:
-        graph = make_fx(nothing_returned, {torch.ops.aten._fused_adam_.tensor_lr: _adam})()
+        graph = make_fx(nothing_returned, _replacements())()
     finally:
         _RECORDING.reset(token)
     return _with_inputs(graph)
+
+
+def _replacements() -> dict[Any, Callable[..., Any]]:
+    """Return functions of plain operators for operators of many tensors, which the compiler could only call."""
+    operators = torch.ops.aten
+    return {
+        operators._fused_adam_.tensor_lr: _adam,
+        operators._foreach_norm.Scalar: _norms,
+        operators._foreach_lerp_.List: _lerp,
+    }
 
 
 def _with_inputs(graph: GraphModule) -> tuple[GraphModule, list[Tensor]]:
@@ -229,19 +240,32 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _compile(graph: GraphModule, tensors: list[Tensor], cache: Path, threads: int) -> Callable[[], None]:
-    """Return a function that runs the recorded operators on these tensors."""
+    """Return a function that runs the recorded operators on these tensors.
+
+    Its calls of loops and operators are C++ too, where all operators allow it: other threads run Python meanwhile.
+    """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     with suppress(ImportError):
         from tqdm import tqdm
 
         tqdm.set_lock(threading.RLock())  # its own is a semaphore that this process would leave behind
     from torch._inductor import config
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.exc import InductorError
 
     # Random numbers are those of the eager work, and no process of the compiler outlives this one.
     settings = {"fallback_random": True, "compile_threads": 1, "cpp.threads": threads}
+    # Operators that have no C interface are called in another way, which has crashed updates (torch 2.13).
+    other_way = "generate_fallback_kernel_with_runtime_lookup"
+    function: Any
     with torch.no_grad(), config.patch(settings):
-        function: Any = compile_fx(graph, tensors)
+        try:
+            refusing = patch.object(CppWrapperCpu, other_way, side_effect=NotImplementedError)
+            with config.patch(cpp_wrapper=True), refusing:
+                function = compile_fx(graph, tensors)
+        except InductorError:
+            function = compile_fx(graph, tensors)
 
     def run() -> None:
         with torch.no_grad():
@@ -284,3 +308,14 @@ def _adam(
         moved = parameter - size * new_mean / (new_square.sqrt() / scale + eps)
         for tensor, new in ((parameter, moved), (mean, new_mean), (square, new_square)):
             tensor.copy_(torch.where(kept, tensor, new))
+
+
+def _norms(tensors: list[Tensor], order: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
+    """Compute torch._foreach_norm."""
+    return [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors]
+
+
+def _lerp(tensors: list[Tensor], ends: list[Tensor], weights: list[Tensor]) -> None:
+    """Compute torch._foreach_lerp_."""
+    for tensor, end, weight in zip(tensors, ends, weights):
+        tensor.lerp_(end, weight)

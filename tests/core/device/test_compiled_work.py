@@ -43,6 +43,12 @@ def trained(name, count, compiled, state=None, **settings):
     return agent.state_dict(), updates.statistics(), output.priorities
 
 
+def is_called_from_cpp(cache):
+    """Return True if compiled work calls its loops and operators from C++, False if from Python."""
+    assert any(cache.rglob("*.so"))
+    return any("CppWrapperCodeCache" in path.read_text() for path in cache.rglob("*.py"))
+
+
 def assert_alike(found, expected, atol):
     (state, means, priorities), (true_state, true_means, true_priorities) = found, expected
     state, true_state = flat(state), flat(true_state)
@@ -92,7 +98,27 @@ def test_compiled_updates_equal_eager_ones(name, tmp_path):
     settings = {**SMOOTH, "learning_rate": 1e-5} if name == "impala" else SMOOTH
     compiled = trained(name, 100, lambda work, cycle: CompiledCallable(work, cycle, tmp_path), **settings)
     assert_alike(compiled, trained(name, 100, None, **settings), 1e-4)
-    assert any(tmp_path.rglob("*.so")) and "compile" not in {thread.name for thread in threading.enumerate()}
+    assert is_called_from_cpp(tmp_path) and "compile" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
+@pytest.mark.parametrize("has_c_interface", [True, False])
+def test_only_operators_with_a_c_interface_are_called_from_cpp(has_c_interface, tmp_path):
+    """Others have crashed where tensors share memory. So has _foreach_lerp with weights that are tensors."""
+    start, ends, weight, found = torch.randn(5), torch.randn(5), torch.tensor(0.3), torch.zeros(5)
+
+    def work():
+        lerp = torch.lerp if has_c_interface else lambda *each: torch._foreach_lerp(*([one] for one in each))[0]
+        found.copy_(lerp(start, ends, weight).cumsum(0))
+
+    call = CompiledCallable(work, 1, tmp_path)
+    for _ in range(5):
+        found.zero_()
+        call()
+    torch.testing.assert_close(found, torch.lerp(start, ends, weight).cumsum(0))
+    assert is_called_from_cpp(tmp_path) is has_c_interface
 
 
 def test_random_numbers_that_are_drawn_between_calls_do_not_repeat(monkeypatch, tmp_path):
