@@ -93,6 +93,13 @@ PARTS = {
         MINATAR,
         words=(STEPS, "2000000", "--evaluator.steps", "100000"),
     ),
+    "minatar-value": Part(
+        "Value learning on MinAtar, five games",
+        ("dqn", "iqn", "munchausen-iqn", "rainbow", "btr", "r2d2", "pqn"),
+        "-minatar-breakout",
+        MINATAR,
+        words=(STEPS, "500000", "--evaluator.steps", "25000"),
+    ),
     "mujoco": Part("MuJoCo", ("ppo", "ddpg", "td3", "sac"), "-halfcheetah", MUJOCO),
     "mujoco-d4pg": Part("D4PG", ("d4pg-hopper", "d4pg-halfcheetah", "d4pg-walker-walk"), seeds=1),
     "pong-small": Part(
