@@ -161,7 +161,8 @@ CONFIGS += [{"name": "rainbow-pong", "game": "pong", **RAINBOW_ATARI},
 ABLATION = {"env_type": "minatar", "game": "breakout", "agent.n_step": 3, "agent.learning_rate": 2.5e-4,
             "agent.target_update_period": 1_000, "agent.exploration_epsilon_start": 0.0,
             "agent.exploration_epsilon_end": 0.0, "memory.capacity": 100_000, "rate_limiter.min_replay_size": 5_000,
-            "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 200_000}
+            "learner.compile": "auto", "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30,
+            "steps": 200_000}
 # beta anneals over two million agent steps, so it ends at 0.46 (200,000 steps) or 0.42 (60,000 steps).
 BY_PRIORITY = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 500_000}
 RAINBOW_AGENT = {"agent_type": "rainbow", "model_type": "rainbow-minatar"}
@@ -621,4 +622,4 @@ class Options(RunOptions):
 
 def _make_model(model_type: str, params: ModelParams, spec: EnvSpec, device: str, precision: str) -> Model:
     model: Model = ModelsDict[model_type](params, spec).to(device)
-    return in_bf16(model) if precision_on(device, precision, spec) == "bf16" else model
+    return in_bf16(model) if precision_on(device, precision, type(model), spec) == "bf16" else model
