@@ -58,7 +58,7 @@ results-quick: $(VENV)/.installed-plots ## repeat the smallest results, three se
 	$(RUN) -m utils.plot logs/results-quick_*-recall-* --x steps time --output logs/results-quick/recall
 
 results: $(VENV)/.installed-plots ## repeat all learning results of docs/results, in days; ARGS="--list" shows the parts and their hours
-	$(PIP) --editable '.[minatar,mujoco,dm-control]'
+	$(PIP) --editable '.[minatar,dm-control]'  # whose mujoco runs the MuJoCo configs too
 	$(RUN) -m benchmarks.results $(ARGS)
 
 bench: $(VENV)/.installed-bench ## compare speed with stable-baselines3 and with this machine's ceiling: half an hour
