@@ -16,7 +16,11 @@ LONGEST_FIRST = ("tests/reliability/test_deaths", "tests/test_", "tests/reliabil
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the files of tests, each of which keeps its order."""
+    """Sort the files of tests, each of which keeps its order, and skip what needs a GPU where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     items.sort(key=lambda item: [not item.nodeid.startswith(first) for first in LONGEST_FIRST])
 
 

@@ -70,7 +70,8 @@ class AtariParams(EnvParams):
     """Options of the Atari environment. Options that are None follow `protocol`."""
 
     protocol: Literal["classic", "machado"] = "classic"
-    """Protocol that the settings which are None follow."""
+    """Preset of options that are None. classic: no-ops up to 30, lost lives, the game's own actions, FIRE at a reset;
+    machado: sticky actions with probability 0.25, all 18 actions, none of the rest."""
     noop_max: int | None = Field(default=None, ge=0, le=10_000)
     """Largest number of no-op frames (FIRE is one) that an episode starts with; the number is drawn."""
     repeat_action_probability: float | None = Field(default=None, ge=0.0, le=1.0)

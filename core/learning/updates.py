@@ -32,7 +32,7 @@ class MetricAccumulator:
         self._device, self.consecutive_skipped = device, 0
         # For each combination of metrics: the number of updates that reported it and were not skipped, then their sums.
         self._sums: dict[tuple[str, ...], Tensor] = {}
-        # Skipped updates of the whole run; in a row up to now; the most in a row since the last `take`.
+        # Skipped updates since the learner started; in a row up to now; the most in a row since the last `take`.
         self._skipped = torch.zeros(3, dtype=torch.int64, device=device)
 
     def add(self, output: LearnerOutput) -> None:
@@ -48,7 +48,7 @@ class MetricAccumulator:
         self._skipped.copy_(torch.stack([total + skipped, in_a_row, torch.maximum(most, in_a_row)]))
 
     def take(self) -> dict[str, float]:
-        """Return the means since the last call, and `nonfinite_updates` of the whole run. This waits for the device."""
+        """Return the means since the last call, and all `nonfinite_updates` so far. This waits for the device."""
         totals: defaultdict[str, float] = defaultdict(float)
         counts: defaultdict[str, float] = defaultdict(float)
         for names, sums in self._sums.items():
@@ -89,7 +89,7 @@ class EagerMetricAccumulator:
         self._counts.update(output.statistics.keys())
 
     def take(self) -> dict[str, float]:
-        """Return the means since the last call, and `nonfinite_updates` of the whole run."""
+        """Return the means since the last call, and all `nonfinite_updates` so far."""
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
         self._sums, self._counts = {}, Counter()
         return {**means, "nonfinite_updates": float(self._skipped)}

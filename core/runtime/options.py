@@ -54,11 +54,10 @@ class LearnerParams:
     """Options of every learner process."""
 
     threads: int = Field(default=0, ge=0, le=1_024)
-    """Torch threads of a learner; 0 is all cores up to 4, then what the actors leave, less one where the thread
-    that samples computes targets of images."""
+    """Torch threads of a learner; 0 is all cores up to 4, then what the actors leave, and one fewer if the sampling
+    thread computes targets."""
     prefetch: int = Field(default=2, ge=0, le=256)
-    """Batches that a thread keeps ready, on a CPU with the target network's outputs for images of 42x42 and more; the
-    inline engine always uses 0."""
+    """Batches that a thread samples ahead; 0 samples in the learner's own thread, as the inline engine always does."""
     batches_per_sample: int = Field(default=1, ge=1, le=1_024)
     """Batches drawn from the memory at once; more are cheaper where updates take little."""
     replay_device: Literal["cpu", "learner"] = "cpu"
@@ -76,7 +75,7 @@ class LearnerParams:
     """Compile updates on a CPU; auto does for agents of transitions, PPO and PQN on vectors and small images in runs of
     100,000 updates (PPO, PQN: minibatches)."""
     microbatch_on_oom: bool = False
-    """Take one gradient of pieces of a batch when GPU memory runs out."""
+    """Split a batch that exceeds GPU memory, and add the gradients of its parts."""
     publish_period: int = Field(default=10, ge=1, le=10**9)
     """Updates between publications of the parameters."""
     log_period: float = Field(default=2.0, gt=0, le=1e9)
@@ -126,9 +125,9 @@ class LoggerParams:
     steps: int = Field(default=0, ge=0, le=10**12)
     """Agent steps between lines in the metrics files; 0 goes by `period`."""
     wandb: str | None = None
-    """Project of Weights & Biases that is told too; None is off."""
+    """Weights & Biases project that also receives the metrics; None is off."""
     mlflow: str | None = None
-    """Experiment of MLflow that is told too; None is off."""
+    """MLflow experiment that also receives the metrics; None is off."""
     tracker_timeout: float = Field(default=30.0, ge=0.01, le=86_400)
     """Seconds that trackers may take at the end."""
 

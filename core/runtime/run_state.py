@@ -387,7 +387,7 @@ class RunState:
 
 
 class Schedule:
-    """Be due every `steps` agent steps or, if `steps` is 0, every `period` seconds."""
+    """Tell when periodic work is due: every `steps` agent steps or, if `steps` is 0, every `period` seconds."""
 
     def __init__(self, period: float, steps: int, agent_steps: int):
         self._period, self._steps = period, steps

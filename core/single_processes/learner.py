@@ -210,7 +210,8 @@ class _Learner:
 
         Args:
             own_parts: What `write_parts` has returned.
-            rows: Of each learner, True, then its totals, which this node has late if the learner is on another.
+            rows: A list of each learner: True if its files are written, then its totals. Totals of learners on other
+                nodes are exact here, while this node has them late.
         """
         context = self.context
         elsewhere = {

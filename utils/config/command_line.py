@@ -1,6 +1,7 @@
-"""Options from utils/options.py, a saved run and the command line.
+"""Read options from utils/options.py, a saved run and the command line.
 
-Every problem is found before a process or a folder is made, and all problems are printed at once.
+Every problem is found before a process or a folder is made. All wrong options are printed at once, then all
+errors of their combination.
 """
 
 import dataclasses

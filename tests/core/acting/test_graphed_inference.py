@@ -12,7 +12,6 @@ from core.common.tree import tree_leaves
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.runtime.parameter_store import ParameterStore
 from core.types import TimeStep, restart
-from tests.core.devices import cuda
 from tests.core.learning.test_graphed_update import Watch
 from tests.core.resident_agents import AGENTS, DISCRETE
 from tests.core.resident_agents import make_agent as make_planned
@@ -72,7 +71,7 @@ def test_inference_on_static_inputs_equals_the_networks(name):
     assert_same(played(name, agent), played(name, make_agent(name)), rtol=0, atol=0)
 
 
-@cuda
+@pytest.mark.cuda
 # these draw differently in a captured graph
 @pytest.mark.parametrize("name", [name for name in ACTING if name not in ("rainbow", "iqn", "sac")])
 def test_captured_inference_equals_eager_inference(name):

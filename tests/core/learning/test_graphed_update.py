@@ -18,7 +18,7 @@ from core.learning.batch_source import InPlaceBatchSource
 from core.learning.optimizer import Optimizer
 from core.learning.updates import DeviceReplayBatches, EagerMetricAccumulator, GraphedUpdate, MetricAccumulator
 from core.memories.uniform import DeviceReplay
-from tests.core.devices import DEVICES, cuda
+from tests.core.devices import DEVICES
 from tests.core.recordings import looks
 from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory, optimizers, shared_memory, weights
 
@@ -94,7 +94,7 @@ def test_several_updates_per_launch_equal_single_ones(name):
     assert_close(trained(name, calls=3, count=5 * count), trained(name, calls=15, count=count), 0.0, 0.0)
 
 
-@cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", AGENTS)
 def test_captured_updates_equal_eager_ones(name):
     """Sums on a GPU have no fixed order: eps keeps Adam from dividing the rest of a zero gradient by almost zero."""
@@ -267,7 +267,7 @@ def test_nothing_is_garbage_collected_during_capture(collects):
         gc.enable()
 
 
-@cuda
+@pytest.mark.cuda
 def test_capture_works_after_an_older_graph_was_lost():
     device = torch.device("cuda")
 
@@ -287,7 +287,7 @@ def test_capture_works_after_an_older_graph_was_lost():
         assert owner.total.tolist() == [WARM_UP + 2] * 3
 
 
-@cuda
+@pytest.mark.cuda
 def test_a_launch_works_once_and_continues_its_generator():
     device, calls = torch.device("cuda"), []
     totals = []

@@ -14,7 +14,7 @@ from core.learning.updates import EagerUpdates, GraphedUpdate, StagedBatches
 from core.models.actor_critic import MLPAC
 from core.models.dqn import DQNMLP
 from core.types import Batch, SampleIds, Window, batch_tensors
-from tests.core.devices import DEVICES, cuda
+from tests.core.devices import DEVICES
 from tests.core.learning.test_graphed_update import CPU, Watch
 from tests.core.resident_agents import CONTINUOUS, DISCRETE
 from tests.reliability.test_inline import RUNS, differences, saved, train
@@ -133,7 +133,7 @@ def test_staged_updates_equal_those_of_a_plain_agent(name):
     assert name != "impact" or found[0].state_dict()["kl_coefficient"] not in (0.2, 0.0)  # it was adapted
 
 
-@cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", AGENTS)
 def test_captured_updates_equal_eager_ones(name):
     found, expected = (

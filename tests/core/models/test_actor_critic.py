@@ -218,7 +218,7 @@ def test_a_residual_block_adds_to_its_unchanged_input():
 
 @every_network
 @every_memory
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 def test_a_gpu_unrolls_like_the_cpu(network, lstm):
     model, firsts = make(network, lstm), torch.rand(LENGTH, BATCH) < 0.3
     observations = observe(model.spec, LENGTH, BATCH)

@@ -15,7 +15,7 @@ from core.trajectory.frame_compression import StorageParams
 from core.trajectory.ring_buffer import Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Window
-from tests.core.devices import DEVICES, cuda
+from tests.core.devices import DEVICES
 from tests.core.tapes import RandomPlay, small_layout
 
 
@@ -187,7 +187,7 @@ def test_copies_wait_for_updates_only_if_they_overwrite_steps(monkeypatch):
     assert waits == [False, False, True, False, False, False, False, True]
 
 
-@cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("refused", [False, True])
 def test_steps_come_from_pinned_memory_or_by_copies_if_refused(monkeypatch, capsys, refused):
     if refused:
@@ -232,7 +232,7 @@ def test_temporary_arrays_are_copied_through_lasting_memory(monkeypatch):
     assert len(uploads) == 1
 
 
-@cuda
+@pytest.mark.cuda
 @pytest.mark.parametrize("pinned", [False, True])
 def test_an_array_may_change_once_it_is_uploaded(pinned):
     source = torch.zeros(1 << 26, dtype=torch.uint8, pin_memory=pinned)
