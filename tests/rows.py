@@ -11,7 +11,6 @@ NEEDS = {
     "ppo-minigrid-doorkey": "minigrid",
     "sac-point-maze": "gymnasium_robotics",
 }
-PLAYABLE = [row["name"] for row in CONFIGS if row["name"] not in NEEDS]
 CLASSES = ("agent_type", "env_type", "memory_type", "model_type")
 KINDS = list({tuple(row[name] for name in CLASSES): row["name"] for row in reversed(CONFIGS)}.values())
 

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams, select_actions
 from core.common.settings import frozen_dataclass
-from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
 from core.model import Model
 from core.ops.actions import mask_actions
 from core.ops.distributional import implicit_quantile_loss
 from core.ops.returns import soft_bootstrap
-from core.types import Batch, QuantileInputs, State, TimeStep, TransitionBatch
+from core.types import Batch, QuantileInputs, TransitionBatch
 
 
 @frozen_dataclass
@@ -51,12 +50,8 @@ class IQN(QLearning):
         return params.munchausen_problems()
 
     # acting -----------------------------------------------------------------------------------------------------------
-    def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
-        quantiles, state = self.model(on_device(timestep.observation, self.device), state)  # [E, A, K]
-        return quantiles.mean(2), state
-
-    def greedy(self, output: Tensor, legal: Tensor | None = None) -> dict[str, Tensor]:
-        return super().greedy(output.mean(2), legal)
+    def expected(self, output: Tensor) -> Tensor:
+        return output.mean(2)  # of [E, A, K]
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:

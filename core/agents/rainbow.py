@@ -17,12 +17,11 @@ from torch import Tensor
 
 from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams, select_actions
 from core.common.settings import frozen_dataclass
-from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
 from core.ops.actions import mask_actions
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
 from core.ops.returns import soft_bootstrap
-from core.types import Batch, State, TimeStep, TransitionBatch
+from core.types import Batch, TransitionBatch
 
 
 class Categorical:
@@ -113,12 +112,8 @@ class Rainbow(QLearning):
         return found
 
     # acting -----------------------------------------------------------------------------------------------------------
-    def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
-        output, state = self.model(on_device(timestep.observation, self.device), state)  # [E, A, N]
-        return self._distribution.mean(output), state
-
-    def greedy(self, output: Tensor, legal: Tensor | None = None) -> dict[str, Tensor]:
-        return super().greedy(self._distribution.mean(output), legal)
+    def expected(self, output: Tensor) -> Tensor:
+        return self._distribution.mean(output)  # of [E, A, N]
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:

@@ -46,7 +46,7 @@ class Conditions:
         return any(limit is not None and value >= limit for limit, value in limits)
 
 
-DONE, BAD_OPTIONS, BAD_CHECKPOINT, TRAINING_FAILED = 0, 2, 3, 4
+DONE, BAD_OPTIONS, TRAINING_FAILED = 0, 2, 4
 INTERRUPTED = 128  # plus the signal's number: 129, 130, 143
 
 

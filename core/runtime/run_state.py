@@ -288,10 +288,6 @@ class RunState:
     def checkpoint_due(self) -> bool:
         return self._flag("checkpoints_requested") > self._flag("checkpoints_written")
 
-    @property
-    def checkpoints_written(self) -> int:
-        return self._flag("checkpoints_written")
-
     def request_checkpoint(self) -> None:
         """Ask the learners for a full checkpoint. Only the engine calls this."""
         self._set_flag("checkpoints_requested", self._flag("checkpoints_requested") + 1)

@@ -101,8 +101,12 @@ class ActionValueAgent(Agent):
 
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
         """Return the action values [E, A] of E environments, and the next recurrent state."""
-        values, state = self.model(on_device(timestep.observation, self.device), state)
-        return values, state
+        output, state = self.model(on_device(timestep.observation, self.device), state)
+        return self.expected(output), state
+
+    def expected(self, output: Tensor) -> Tensor:
+        """Return the action values [E, A] of a model's output, which an agent of distributions takes the mean of."""
+        return output
 
     @torch.inference_mode()
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
@@ -116,7 +120,8 @@ class ActionValueAgent(Agent):
         return ActorOutput(action, {"q_taken": q_taken, "q_max": values.max(1)}, state)
 
     def greedy(self, output: Tensor, legal: Tensor | None = None) -> dict[str, Tensor]:
-        return {"action": mask_actions(output, legal).argmax(1), "values": output}
+        values = self.expected(output)
+        return {"action": mask_actions(values, legal).argmax(1), "values": values}
 
     def policy_diagnostics(self, output: ActorOutput) -> dict[str, np.ndarray]:
         return {"value, best and taken": np.stack([output.extras["q_max"], output.extras["q_taken"]], 1)}

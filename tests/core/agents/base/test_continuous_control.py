@@ -85,15 +85,6 @@ def test_the_greedy_action_of_a_scalar_space_is_the_one_acted(kind):
 
 
 # targets by hand --------------------------------------------------------------------------------------------------
-def value_target(agent, batch, reward):
-    """Return reward + D Q'(s_n, mu'(s_n))."""
-    final = batch.window.observations[1]
-    return (
-        reward
-        + agent.params.gamma**agent.params.n_step * agent.target.critic(final, agent.target.policy(final))[0, :, 0]
-    )
-
-
 def test_ddpg_n_step_targets_handle_terminations_and_truncations():
     agent = make_agent("ddpg", n_step=2, gamma=0.9)
     for part in agent.online_vectors.both, agent.target_vectors.both:
