@@ -8,7 +8,7 @@ Where `EnvSpec.has_action_mask` is set, each time step says which actions are le
 unless the episode has terminated.
 
 Below the contract stand the functions that environments share: checks of their arguments, names of games, seeds of
-their streams, the time step after a reset, clipped rewards, and grayscale pictures of another size.
+their environments, the time step after a reset, clipped rewards, and grayscale pictures of another size.
 """
 
 import difflib
@@ -103,8 +103,8 @@ class Env(ABC):
         """Finish the step that `send` started and return its time step."""
         return self.step(self._sent)
 
-    def success(self, stream: int) -> bool | None:
-        """Return True if environment number `stream` calls its last episode a success; None if it does not say."""
+    def success(self, env_ind: int) -> bool | None:
+        """Return True if environment number `env_ind` calls its last episode a success; None if it does not say."""
         return None
 
     def render(self) -> np.ndarray:
@@ -129,7 +129,7 @@ def check_construction(num_envs: int, num_threads: int, render_mode: str | None)
         f"num_envs={num_envs} must be at least 1": num_envs >= 1,
         f"num_threads={num_threads} must be at least 1": num_threads >= 1,
         f"render_mode={render_mode!r} must be one of None, human, rgb_array": render_mode in RENDER_MODES,
-        f"render_mode={render_mode!r} draws one stream, num_envs={num_envs}": render_mode is None or num_envs == 1,
+        f"render_mode={render_mode!r} draws one environment, num_envs={num_envs}": render_mode is None or num_envs == 1,
     }
     if violations := [rule for rule, holds in rules.items() if not holds]:
         raise ValueError("; ".join(violations))
@@ -139,31 +139,33 @@ def checked_discrete(action: np.ndarray, num_envs: int, space: Discrete | MultiD
     """Return the actions [E] or [E, choices] as int64.
 
     Raises:
-        ValueError: An action is invalid; the message names its stream and value.
+        ValueError: An action is invalid; the message names its environment and value.
     """
     shape = (num_envs,) if isinstance(space, Discrete) else (num_envs, len(space.nvec))
     action = _checked_array(action, shape, "iu", "integers")
     limits = np.array(space.num_actions if isinstance(space, Discrete) else space.nvec)
     outside = (action < 0) | (action >= limits)
     if outside.any():
-        stream, *element = np.argwhere(outside)[0].tolist()
+        env_ind, *element = np.argwhere(outside)[0].tolist()
         where = f" (element {element})" if element else ""
         largest = limits[tuple(element)] - 1
-        raise ValueError(f"action {action[stream, *element]} of stream {stream}{where} is outside 0 .. {largest}")
+        raise ValueError(
+            f"action {action[env_ind, *element]} of environment {env_ind}{where} is outside 0 .. {largest}"
+        )
     return action.astype(np.int64, copy=False)
 
 
 def checked_continuous(action: np.ndarray, num_envs: int, space: Continuous) -> np.ndarray:
-    """Return the actions [E, ...] as float32. Raises ValueError that names stream and value of an invalid action.
+    """Return the actions [E, ...] as float32. Raises ValueError that names environment and value of an invalid action.
 
     NaN is outside every interval.
     """
     action = _checked_array(action, (num_envs, *space.low.shape), "fiu", "float32").astype(np.float32, copy=False)
     inside = (action >= space.low) & (action <= space.high)
     if not inside.all():
-        stream, *element = np.argwhere(~inside)[0].tolist()
-        value, low, high = (array[tuple(element)] for array in (action[stream], space.low, space.high))
-        raise ValueError(f"action {value} of stream {stream} (element {element}) is outside {low} .. {high}")
+        env_ind, *element = np.argwhere(~inside)[0].tolist()
+        value, low, high = (array[tuple(element)] for array in (action[env_ind], space.low, space.high))
+        raise ValueError(f"action {value} of environment {env_ind} (element {element}) is outside {low} .. {high}")
     return action
 
 
@@ -171,14 +173,16 @@ def checked_mixed(action: np.ndarray, num_envs: int, space: Mixed) -> tuple[np.n
     """Return the choices [E, choices] as int64 and the numbers [E, numbers] as float32.
 
     Raises:
-        ValueError: An action is invalid; the message names its stream and value.
+        ValueError: An action is invalid; the message names its environment and value.
     """
     action = _checked_array(action, (num_envs, *space.array.shape), "fiu", "float32")
     choices, numbers = np.split(action, [len(space.nvec)], 1)
     fractional = ~(np.trunc(choices) == choices)  # also of NaN
     if fractional.any():
-        stream, element = np.argwhere(fractional)[0].tolist()
-        raise ValueError(f"choice {choices[stream, element]} of stream {stream} (element [{element}]) is no integer")
+        env_ind, element = np.argwhere(fractional)[0].tolist()
+        raise ValueError(
+            f"choice {choices[env_ind, element]} of environment {env_ind} (element [{element}]) is no integer"
+        )
     whole = checked_discrete(np.clip(choices, -1, 2**62).astype(np.int64), num_envs, MultiDiscrete(space.nvec))
     return whole, checked_continuous(numbers, num_envs, space.continuous)
 
@@ -190,14 +194,14 @@ def _checked_array(action: np.ndarray, shape: tuple[int, ...], kinds: str, expec
     return action
 
 
-def stream_seeds(seed: int, num_envs: int) -> np.ndarray:
-    """Return a seed [E] in 0 .. 2**31 - 1 for each stream; neighbouring values of `seed` give distant seeds."""
+def env_seeds(seed: int, num_envs: int) -> np.ndarray:
+    """Return a seed [E] in 0 .. 2**31 - 1 for each environment; neighbouring values of `seed` give distant seeds."""
     first = int(np.random.SeedSequence(seed).generate_state(1)[0]) % (2**31 - num_envs)
     return first + np.arange(num_envs)
 
 
 def reset_timestep(observation: np.ndarray, legal: np.ndarray | None = None) -> TimeStep:
-    """Return the time step of E streams that have been reset: reward 0, discount 1, `first` True and `last` False.
+    """Return the time step of E environments that have been reset: reward 0, discount 1, `first` True and `last` False.
 
     Args:
         observation: [E, ...].

@@ -27,13 +27,13 @@ class ValidatedEnv(Env):
 
     Raises:
         ValueError: a field has another type, shape or kind of dtype, or is not finite. The message names field, value,
-            stream and step.
+            environment and step.
         ForeignCodeError: the environment's own code raised something that would end or mislead the process.
     """
 
     def __init__(self, env: Env, num_envs: int):
         self._env, self._num_envs, self.spec = env, num_envs, env.spec
-        self._steps = self._first_stream = 0
+        self._steps = self._first_env = 0
         self._foreign_code = foreign_code(f"environment {env.spec.name}")
         shapes = {"observation": (num_envs, *env.spec.observation_shape)}
         kinds = {"observation": np.dtype(env.spec.frame.dtype).kind, "first": "b", "last": "b"}
@@ -63,15 +63,15 @@ class ValidatedEnv(Env):
             timestep = self._env.recv()
         return self._validate(timestep)
 
-    def success(self, stream: int) -> bool | None:
-        return self._env.success(stream)
+    def success(self, env_ind: int) -> bool | None:
+        return self._env.success(env_ind)
 
     def render(self) -> np.ndarray:
         with self._foreign_code:
             return self._env.render()
 
     def set_activity_marker(self, cell: np.ndarray, first: int = 0) -> None:
-        self._first_stream = first
+        self._first_env = first
         self._env.set_activity_marker(cell, first)
 
     def close(self) -> None:
@@ -91,12 +91,12 @@ class ValidatedEnv(Env):
                     f"expected {EXPECTED_DTYPES[kind]} {list(shape)}"
                 )
             if kind == "f" and not np.isfinite(value).all():
-                stream, *element = (int(index) for index in np.argwhere(~np.isfinite(value))[0])
+                env_ind, *element = (int(index) for index in np.argwhere(~np.isfinite(value))[0])
                 where = f" (element {element})" if element else ""
-                number = value[stream, *element]
-                stream += self._first_stream
+                number = value[env_ind, *element]
+                env_ind += self._first_env
                 raise ValueError(
-                    f"{name} of stream {stream} of {self.spec.name} at step {self._steps} "
+                    f"{name} of environment {env_ind} of {self.spec.name} at step {self._steps} "
                     f"is {number}{where}, expected finite values"
                 )
         return self._with_legal_actions(timestep) if self._is_masked else timestep
@@ -111,7 +111,7 @@ class ValidatedEnv(Env):
             return timestep
         if (stuck := ~able & ~(timestep.last & (timestep.discount == 0))).any():
             raise ValueError(
-                f"action_mask of stream {int(stuck.argmax()) + self._first_stream} of {self.spec.name} at step "
+                f"action_mask of environment {int(stuck.argmax()) + self._first_env} of {self.spec.name} at step "
                 f"{self._steps} has no legal action, expected at least one"
             )
         return timestep._replace(action_mask=timestep.action_mask | ~able[:, None])
@@ -182,19 +182,19 @@ def contract_violations(spec: EnvSpec, timestep: TimeStep, previous: TimeStep | 
         if array.dtype != np.dtype(dtypes[name])
     ]
     first, discount = timestep.first, timestep.discount
-    starts, rule = np.ones(len(first), bool), "a reset starts an episode in every stream"
+    starts, rule = np.ones(len(first), bool), "a reset starts an episode in every environment"
     if previous is not None:
         starts, rule = previous.last, "an episode starts exactly where one ended before"
     outside, rewarded = (discount < 0) | (discount > 1), (timestep.reward != 0) | (timestep.raw_reward != 0)
     violations = {
-        f"discount of streams {{}} is outside 0 .. 1: {discount[outside]}": outside,
-        f"first is wrong in streams {{}}: {rule}": first != starts,
-        "first and last are both true in streams {}": first & timestep.last,
-        "an episode's first observation earned a reward in streams {}": first & rewarded,
-        "an episode's first observation has a discount other than 1 in streams {}": first & (discount != 1),
+        f"discount of environments {{}} is outside 0 .. 1: {discount[outside]}": outside,
+        f"first is wrong in environments {{}}: {rule}": first != starts,
+        "first and last are both true in environments {}": first & timestep.last,
+        "an episode's first observation earned a reward in environments {}": first & rewarded,
+        "an episode's first observation has a discount other than 1 in environments {}": first & (discount != 1),
     }
-    found = {text: ", ".join(map(str, np.flatnonzero(streams))) for text, streams in violations.items()}
-    errors += [text.format(streams) for text, streams in found.items() if streams]
+    found = {text: ", ".join(map(str, np.flatnonzero(wrong))) for text, wrong in violations.items()}
+    errors += [text.format(envs) for text, envs in found.items() if envs]
     beside = spec.picture_of_parts  # the bytes after a picture are floats
     pictures = timestep.observation[..., : math.prod(beside)] if beside else timestep.observation
     low, high = pictures.min(), pictures.max()

@@ -194,7 +194,7 @@ class Supervisor:
         if silence <= params.heartbeat_timeout * (CHECKPOINT_FACTOR if saves else 1):
             return None
         env_ind = self._run_state.active_env(slot.process_ind)
-        where = "" if env_ind is None else f", within the environment of stream {env_ind}"
+        where = "" if env_ind is None else f", within environment {env_ind}"
         return f"sent no heartbeat for {silence:.0f} s (supervisor.heartbeat_timeout){where}"
 
     def _handle_exit(self, slot: ProcessSlot, status: ExitStatus, hang_reason: str | None = None) -> None:

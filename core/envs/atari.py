@@ -28,12 +28,12 @@ from core.env import (
     check_construction,
     checked_discrete,
     clipped,
+    env_seeds,
     height_and_width,
     normalized_name,
     reset_timestep,
     resized,
     resolve_name,
-    stream_seeds,
 )
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
@@ -133,7 +133,7 @@ def human_random_scores() -> dict[str, tuple[float, float]]:
 
 
 class AtariEnv(Env):
-    """E streams of one game. `lives` [E] are those of the last step."""
+    """E environments of one game. `lives` [E] are those of the last step."""
 
     Params = AtariParams
 
@@ -174,7 +174,7 @@ class AtariEnv(Env):
         return None if scores is None else (score - scores[1]) / (scores[0] - scores[1])
 
     def reset(self, seed: int) -> TimeStep:
-        observation, info = self._emulator.reset(seed=stream_seeds(seed, self._num_envs))
+        observation, info = self._emulator.reset(seed=env_seeds(seed, self._num_envs))
         self.lives = info["lives"]
         self._steps = np.zeros(self._num_envs, np.int64)  # agent steps of the running episodes
         self._ended = np.zeros(self._num_envs, bool)
@@ -248,7 +248,7 @@ def _emulator(params: AtariParams, name: str, num_envs: int, num_threads: int, r
 
 
 class RenderableAtari:
-    """A single stream that can be rendered, with next-step autoreset and the methods of AtariVectorEnv that are called.
+    """One environment that can be rendered, with next-step autoreset and the methods of AtariVectorEnv that are called.
 
     Its observations equal those of AtariVectorEnv in every byte.
     """

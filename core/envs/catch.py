@@ -75,16 +75,16 @@ class CatchEnv(Env):
         picture = np.stack([ball, paddle, ball], -1) * 255
         return picture.repeat(PICTURE_SCALE, 0).repeat(PICTURE_SCALE, 1)
 
-    def _start(self, streams: np.ndarray) -> None:
-        """Start an episode in each of these streams, [E] bool."""
+    def _start(self, starts: np.ndarray) -> None:
+        """Start an episode in each environment where `starts` [E] is True."""
         balls = self._random.integers(self._params.columns, size=self._num_envs)
-        self._row = np.where(streams, 0, self._row)
-        self._ball = np.where(streams, balls, self._ball)
-        self._paddle = np.where(streams, self._params.columns // 2, self._paddle)
+        self._row = np.where(starts, 0, self._row)
+        self._ball = np.where(starts, balls, self._ball)
+        self._paddle = np.where(starts, self._params.columns // 2, self._paddle)
 
     def _observation(self) -> np.ndarray:
         planes = np.zeros((self._num_envs, self._params.rows, self._params.columns, 2), np.uint8)
-        streams = np.arange(self._num_envs)
-        planes[streams, self._row, self._ball, 0] = 1
-        planes[streams, -1, self._paddle, 1] = 1
+        envs = np.arange(self._num_envs)
+        planes[envs, self._row, self._ball, 0] = 1
+        planes[envs, -1, self._paddle, 1] = 1
         return planes

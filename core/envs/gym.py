@@ -1,6 +1,6 @@
 """Provide the environments of any gymnasium id, such as "CartPole-v1" or "my_package:MyEnv-v0".
 
-Everything that an environment of another author returns is checked and converted, one stream at a time.
+Everything that an environment of another author returns is checked and converted, one environment at a time.
 """
 
 import reprlib
@@ -21,10 +21,10 @@ from core.env import (
     Size,
     check_construction,
     clipped,
+    env_seeds,
     grayscale,
     reset_timestep,
     resized,
-    stream_seeds,
 )
 from core.envs.gym_make import frame_rate, make_env
 from core.envs.gym_spaces import ActionConverter, InvalidPartError, MaskReader, ObservationConverter
@@ -117,9 +117,9 @@ class GymEnv(Env):
         )
         repeat = params.action_repeat
         max_steps = params.max_steps * repeat if params.max_steps else made[0].max_steps
-        self._streams = [
-            CheckedEnv(each.env, stream, max_steps, repeat, convert, preprocess, read_mask)
-            for stream, each in enumerate(made)
+        self._envs = [
+            CheckedEnv(each.env, env_ind, max_steps, repeat, convert, preprocess, read_mask)
+            for env_ind, each in enumerate(made)
         ]
         self._num_envs, self._render_mode = num_envs, render_mode
         self._stack: np.ndarray  # [E, S, *frame.shape] of the last step, oldest frame first
@@ -128,8 +128,8 @@ class GymEnv(Env):
             self._try_render()
 
     def reset(self, seed: int) -> TimeStep:
-        seeds = stream_seeds(seed, self._num_envs).tolist()
-        observations = [stream.reset(each) for stream, each in zip(self._streams, seeds)]
+        seeds = env_seeds(seed, self._num_envs).tolist()
+        observations = [env.reset(each) for env, each in zip(self._envs, seeds)]
         self._ended = np.zeros(self._num_envs, bool)
         return reset_timestep(self._stacked(np.stack(observations), ~self._ended), self._legal())
 
@@ -137,8 +137,8 @@ class GymEnv(Env):
         """Take the actions. An environment whose episode has ended is reset in place of a step."""
         actions, first = self._convert_action(action, self._num_envs), self._ended
         steps = [
-            (stream.reset(), 0.0, False, False) if ended else stream.step(action)
-            for stream, ended, action in zip(self._streams, first.tolist(), iterate(self._action_spaces, actions))
+            (env.reset(), 0.0, False, False) if ended else env.step(action)
+            for env, ended, action in zip(self._envs, first.tolist(), iterate(self._action_spaces, actions))
         ]
         observations, rewards, terminated, truncated = zip(*steps)
         self._ended = np.array(terminated) | np.array(truncated)
@@ -151,13 +151,13 @@ class GymEnv(Env):
     def gymnasium_env(cls, params: GymParams, game: str) -> gym.Env[Any, Any]:
         return make_env(game, params.legacy, None, params.kwargs).env.unwrapped
 
-    def success(self, stream: int) -> bool | None:
-        return self._streams[stream].success
+    def success(self, env_ind: int) -> bool | None:
+        return self._envs[env_ind].success
 
     def render(self) -> np.ndarray:
         if self._render_mode != "rgb_array":
             return super().render()
-        picture = self._streams[0].env.render()
+        picture = self._envs[0].env.render()
         if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3):
             returned = list(picture.shape) if isinstance(picture, np.ndarray) else type(picture).__name__
             raise ValueError(f"{self.spec.name} draws no pictures: render() returned {returned}, expected [H, W, 3]")
@@ -166,16 +166,16 @@ class GymEnv(Env):
         return picture
 
     def set_activity_marker(self, cell: np.ndarray, first: int = 0) -> None:
-        for stream, env in enumerate(self._streams, first):
-            env.activity_marker, env.stream = cell, stream
+        for env_ind, env in enumerate(self._envs, first):
+            env.activity_marker, env.env_ind = cell, env_ind
 
     def close(self) -> None:
-        for stream in self._streams:
-            stream.env.close()
+        for env in self._envs:
+            env.env.close()
 
     def _legal(self) -> np.ndarray | None:
         """Return the legal actions [E, A] of the last step."""
-        return np.stack([stream.legal for stream in self._streams]) if self.spec.has_action_mask else None
+        return np.stack([env.legal for env in self._envs]) if self.spec.has_action_mask else None
 
     def _stacked(self, newest: np.ndarray, first: np.ndarray) -> np.ndarray:
         """Return the newest frames [E, ...] stacked behind the previous ones, [E, S, ...].
@@ -193,8 +193,8 @@ class GymEnv(Env):
     def _try_render(self) -> None:
         """Render once, so that a missing package for drawing or a wrong picture is an error of the construction."""
         try:
-            self._streams[0].reset(0)
-            self._streams[0].env.render() if self._render_mode == "human" else self.render()
+            self._envs[0].reset(0)
+            self._envs[0].env.render() if self._render_mode == "human" else self.render()
         except gym.error.DependencyNotInstalled as error:
             raise ImportError(f"{self.spec.name}: {error}") from error
 
@@ -244,11 +244,11 @@ class Preprocessing:
 class CheckedEnv:
     """An environment whose observations, rewards and flags are checked.
 
-    An invalid value raises ValueError, which names field, value, stream and step.
+    An invalid value raises ValueError, which names field, value, environment and step.
 
     Args:
         env: The environment.
-        stream: Its number in messages and in the activity marker.
+        env_ind: Its number in messages and in the activity marker.
         max_steps: Number of actions, repetitions counted, after which an episode is truncated.
         repeat: How often each action is taken, unless the episode ends.
         convert: Makes a picture, a vector or both of an observation.
@@ -259,18 +259,18 @@ class CheckedEnv:
     def __init__(
         self,
         env: gym.Env[Any, Any],
-        stream: int,
+        env_ind: int,
         max_steps: int | None,
         repeat: int,
         convert: ObservationConverter,
         preprocess: Preprocessing,
         read_mask: MaskReader | None = None,
     ):
-        self.env, self.stream, self._max_steps, self._repeat = env, stream, max_steps, repeat
+        self.env, self.env_ind, self._max_steps, self._repeat = env, env_ind, max_steps, repeat
         self._convert, self._preprocess, self._read_mask = convert, preprocess, read_mask
         self.legal = np.ones(read_mask.size if read_mask else 0, bool)
         self._steps = self._total_steps = 0
-        self.activity_marker = np.zeros(1)  # 1 + the stream while the environment's code runs, else 0
+        self.activity_marker = np.zeros(1)  # 1 + env_ind while the environment's code runs, else 0
         self.success: bool | None = None  # stated by info at the last step; None until info states a success
 
     def reset(self, seed: int | None = None) -> np.ndarray:
@@ -279,10 +279,10 @@ class CheckedEnv:
             result = self._call(self.env.reset, "reset", seed=seed, options=None)
         except TypeError as error:
             if "unexpected keyword argument" in str(error):
-                raise ValueError(f"reset of stream {self.stream}: {error}: {OLD_API}") from error
+                raise ValueError(f"reset of environment {self.env_ind}: {error}: {OLD_API}") from error
             raise
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            raise ValueError(f"reset of stream {self.stream} returned {reprlib.repr(result)}: {OLD_API}")
+            raise ValueError(f"reset of environment {self.env_ind} returned {reprlib.repr(result)}: {OLD_API}")
         self._update_mask(*result)
         return self._preprocess(self._observation(result[0]))
 
@@ -302,7 +302,7 @@ class CheckedEnv:
         if not isinstance(result, tuple) or len(result) != 5:
             returned = f"{len(result)} values" if isinstance(result, tuple) else reprlib.repr(result)
             raise ValueError(
-                f"step of stream {self.stream} returned {returned} at step {self._total_steps}, "
+                f"step of environment {self.env_ind} returned {returned} at step {self._total_steps}, "
                 f"expected 5 values: {OLD_API}"
             )
         observation, reward, terminated, truncated, info = result
@@ -333,13 +333,13 @@ class CheckedEnv:
                 raise self._error(error.name, error.value, error.expected) from None
 
     def _call(self, function: Callable[..., Any], name: str, *arguments: Any, **keywords: Any) -> Any:
-        """Call the environment, and name the stream in the activity marker meanwhile and in a raised error."""
-        self.activity_marker[0] = self.stream + 1
+        """Call the environment, and name it in the activity marker meanwhile and in a raised error."""
+        self.activity_marker[0] = self.env_ind + 1
         try:
             with _FOREIGN_CODE:
                 result = function(*arguments, **keywords)
         except Exception as error:
-            error.add_note(f"in {name} of stream {self.stream}, at its step {self._total_steps}")
+            error.add_note(f"in {name} of environment {self.env_ind}, at its step {self._total_steps}")
             raise
         self.activity_marker[0] = 0
         return result
@@ -365,6 +365,6 @@ class CheckedEnv:
     def _error(self, field: str, value: Any, expected: str) -> ValueError:
         shape = f" ({value.dtype} {list(value.shape)})" if isinstance(value, np.ndarray) else ""
         return ValueError(
-            f"{field} of stream {self.stream} at step {self._total_steps} is "
+            f"{field} of environment {self.env_ind} at step {self._total_steps} is "
             f"{reprlib.repr(value)}{shape}, expected {expected}"
         )

@@ -347,7 +347,7 @@ class ActionConverter:
         """Return actions [E, ...] as gymnasium's vector environments take them.
 
         Raises:
-            ValueError: An action is invalid; the message names its stream and value.
+            ValueError: An action is invalid; the message names its environment and value.
         """
         choices, numbers = np.zeros((num_envs, 0), np.int64), np.zeros((num_envs, 0), np.float32)
         if isinstance(self.spec, Mixed):

@@ -20,9 +20,9 @@ from core.env import (
     check_construction,
     checked_discrete,
     clipped,
+    env_seeds,
     reset_timestep,
     resolve_name,
-    stream_seeds,
 )
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
@@ -47,7 +47,7 @@ class MinAtarParams(EnvParams):
 
 
 class MinAtarEnv(Env):
-    """E streams of one game in one thread. spec.name is "minatar_<game>", because Atari has games of the same names."""
+    """E environments of one game in one thread. spec.name is "minatar_<game>", as Atari has games of the same names."""
 
     Params = MinAtarParams
 
@@ -82,10 +82,10 @@ class MinAtarEnv(Env):
         )
 
     def reset(self, seed: int) -> TimeStep:
-        seeds = stream_seeds(seed, self._num_envs)
+        seeds = env_seeds(seed, self._num_envs)
         self._random = np.random.default_rng(seeds)  # draws sticky actions
-        for game, stream_seed in zip(self._games, seeds.tolist()):
-            game.random = np.random.RandomState(stream_seed)  # the games call methods of this class
+        for game, game_seed in zip(self._games, seeds.tolist()):
+            game.random = np.random.RandomState(game_seed)  # the games call methods of this class
             game.reset()
         self._last_actions = np.zeros(self._num_envs, np.int64)
         self._steps = np.zeros(self._num_envs, np.int64)
@@ -100,11 +100,11 @@ class MinAtarEnv(Env):
         self._last_actions = np.where(first, 0, np.where(sticky, self._last_actions, action))
         raw_reward, terminated = np.zeros(self._num_envs, np.float32), np.zeros(self._num_envs, bool)
         actions = self._last_actions.tolist()
-        for stream, (game, restart, taken) in enumerate(zip(self._games, first.tolist(), actions)):
+        for env_ind, (game, restart, taken) in enumerate(zip(self._games, first.tolist(), actions)):
             if restart:
                 game.reset()
             else:
-                raw_reward[stream], terminated[stream] = game.act(taken)
+                raw_reward[env_ind], terminated[env_ind] = game.act(taken)
         self._steps = np.where(first, 0, self._steps + 1)
         self._ended = terminated | (self._steps >= self._params.max_steps)
         discount = 1.0 - terminated.astype(np.float32)

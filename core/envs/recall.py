@@ -71,10 +71,10 @@ class RecallEnv(Env):
     def _asked(self) -> np.ndarray:
         return np.equal(self._step, self._params.delay)
 
-    def _start(self, streams: np.ndarray) -> None:
-        """Start an episode in each of these streams, [E] bool."""
-        self._cue = np.where(streams, self._random.integers(self._params.cues, size=self._num_envs), self._cue)
-        self._step = np.where(streams, 0, self._step)
+    def _start(self, starts: np.ndarray) -> None:
+        """Start an episode in each environment where `starts` [E] is True."""
+        self._cue = np.where(starts, self._random.integers(self._params.cues, size=self._num_envs), self._cue)
+        self._step = np.where(starts, 0, self._step)
 
     def _observation(self) -> np.ndarray:
         vectors = np.zeros((self._num_envs, self._params.cues + 1), np.float32)

@@ -64,12 +64,12 @@ class TicTacToeEnv(Env):
 
     def step(self, action: np.ndarray) -> TimeStep:
         action = checked_discrete(action, self._num_envs, self._actions)
-        first, streams = self._last, np.arange(self._num_envs)
-        taken = ~first & ~self._empty()[streams, action]
+        first, envs = self._last, np.arange(self._num_envs)
+        taken = ~first & ~self._empty()[envs, action]
         if taken.any():
-            stream = int(taken.argmax())
-            raise ValueError(f"action {action[stream]} of stream {stream} is illegal: that cell is taken")
-        self._cells[0, streams, action] |= ~first
+            env_ind = int(taken.argmax())
+            raise ValueError(f"action {action[env_ind]} of environment {env_ind} is illegal: that cell is taken")
+        self._cells[0, envs, action] |= ~first
         won = self._has_line(0) & ~first
         self._reply(~first & ~won & self._empty().any(1))
         lost = self._has_line(1) & ~first & ~won
@@ -79,18 +79,18 @@ class TicTacToeEnv(Env):
         discount = 1 - self._last.astype(np.float32)
         return TimeStep(self._observation(), reward, discount, first, self._last, reward, self._empty())
 
-    def _start(self, streams: np.ndarray) -> None:
-        """Empty the boards of these streams, [E] bool, and let the opponent begin in some of them."""
-        self._cells[:, streams] = False
-        self._reply(streams & (self._random.random(self._num_envs) < self._params.opponent_begins))
+    def _start(self, starts: np.ndarray) -> None:
+        """Empty the boards where `starts` [E] is True, and let the opponent begin on some of them."""
+        self._cells[:, starts] = False
+        self._reply(starts & (self._random.random(self._num_envs) < self._params.opponent_begins))
 
-    def _reply(self, streams: np.ndarray) -> None:
-        """Let the opponent take a random empty cell in these streams, [E] bool."""
+    def _reply(self, replies: np.ndarray) -> None:
+        """Let the opponent take a random empty cell of each board where `replies` [E] is True."""
         cells = random_legal_actions(self._empty(), (CELLS,), self._random)[:, 0]
-        self._cells[1, np.arange(self._num_envs), cells] |= streams
+        self._cells[1, np.arange(self._num_envs), cells] |= replies
 
     def _has_line(self, player: int) -> np.ndarray:
-        """Return the streams in which the player has three cells in a line, [E] bool."""
+        """Return the environments in which the player has three cells in a line, [E] bool."""
         lines: np.ndarray = self._cells[player][:, LINES].all(2).any(1)
         return lines
 

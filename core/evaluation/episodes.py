@@ -16,7 +16,7 @@ from core.types import TimeStep, restart
 
 
 class EpisodeResults(NamedTuple):
-    """The results of N episodes, ordered: the first episode of every stream, then the second of every stream, ..."""
+    """The results of N episodes, ordered: the first episode of every environment, then the second of each, ..."""
 
     returns: np.ndarray  # [N] float64, sums of raw rewards
     lengths: np.ndarray  # [N] int64, agent steps
@@ -34,7 +34,7 @@ class Episode(NamedTuple):
 
 
 class RenderedStep(NamedTuple):
-    """The picture of stream 0 after a step or a reset, and what led to it."""
+    """The picture of environment 0 after a step or a reset, and what led to it."""
 
     picture: np.ndarray  # [H, W, 3] uint8
     observation: np.ndarray  # [*observation_shape]
@@ -62,22 +62,22 @@ def play_episodes(
     on_step: Callable[[RenderedStep], None] | None = None,
     on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> Generator[bool, None, EpisodeResults]:
-    """Play episodes on all streams of an environment. Yield True after every step.
+    """Play episodes in all environments. Yield True after every step.
 
-    - Each stream plays a fixed number of episodes, so that streams with short episodes do not contribute more.
-    - An episode of `max_steps` steps counts as truncated. Its stream then waits until the game ends, or until all
-      streams with episodes left wait and the environment is reset.
+    - Each environment plays a fixed number of episodes, so that those with short episodes do not contribute more.
+    - An episode of `max_steps` steps counts as truncated. Its environment then waits until the game ends, or until all
+      environments with episodes left wait and all are reset.
     - An episode is solved if `Env.success` says so at its last step. Without such a statement it is solved if its score
       reaches EnvSpec.reward_threshold.
 
     Args:
         agent: Chooses the actions.
-        env: E streams.
+        env: E environments.
         episodes: Total number of episodes.
         max_steps: Agent steps after which an episode is truncated.
-        exploration: Exploration of the E streams; None acts greedily.
+        exploration: Exploration of the E environments; None acts greedily.
         seed: Seed of the environment.
-        on_step: Called with stream 0 after every step and reset; needs render_mode "rgb_array".
+        on_step: Called with environment 0 after every step and reset; needs render_mode "rgb_array".
         on_episode: Called at the end of every episode that counts.
 
     Returns:
@@ -117,7 +117,7 @@ def play_episodes(
 
 
 class _EpisodeScheduler:
-    """Scores and lengths of the E running episodes, and the number of episodes that each stream still has to play."""
+    """Scores and lengths of the E running episodes, and the episodes that each environment still has to play."""
 
     def __init__(self, num_envs: int, episodes: int, max_steps: int, env: Env):
         self._max_steps, self._env = max_steps, env
@@ -134,17 +134,17 @@ class _EpisodeScheduler:
 
     @property
     def all_wait(self) -> bool:
-        """Return True if every stream with episodes left waits after a truncated episode."""
+        """Return True if every environment with episodes left waits after a truncated episode."""
         return not self.done and bool(self._waiting[self._remaining > 0].all())
 
     def restart(self) -> None:
-        """Start an episode in every stream."""
+        """Start an episode in every environment."""
         self._waiting[:] = False
         self._scores = np.zeros(len(self._remaining))
         self._lengths = np.zeros(len(self._remaining), np.int64)
 
     def count(self, timestep: TimeStep) -> list[Episode]:
-        """Count one step of all streams. Return the episodes that it ended."""
+        """Count one step of all environments. Return the episodes that it ended."""
         self._scores = np.where(timestep.first, 0.0, self._scores + timestep.raw_reward)
         self._lengths = np.where(timestep.first, 0, self._lengths + 1)
         self._waiting &= ~timestep.first
@@ -152,25 +152,25 @@ class _EpisodeScheduler:
         ended = (timestep.last | cut) & ~self._waiting & (self._remaining > 0)
         self._waiting |= cut
         truncated = cut | (timestep.discount != 0)
-        return [self._finish(stream, bool(truncated[stream])) for stream in np.flatnonzero(ended).tolist()]
+        return [self._finish(env_ind, bool(truncated[env_ind])) for env_ind in np.flatnonzero(ended).tolist()]
 
-    def running(self, stream: int) -> tuple[float, int]:
-        """Return score and length of the stream's episode, which runs or has just ended."""
-        return float(self._scores[stream]), int(self._lengths[stream])
+    def running(self, env_ind: int) -> tuple[float, int]:
+        """Return score and length of the environment's episode, which runs or has just ended."""
+        return float(self._scores[env_ind]), int(self._lengths[env_ind])
 
     def results(self) -> EpisodeResults:
         return results_of(
             [episode for played in zip_longest(*self._finished) for episode in played if episode is not None]
         )
 
-    def _finish(self, stream: int, truncated: bool) -> Episode:
-        score, length = self.running(stream)
-        threshold, solved = self._env.spec.reward_threshold, self._env.success(stream)
+    def _finish(self, env_ind: int, truncated: bool) -> Episode:
+        score, length = self.running(env_ind)
+        threshold, solved = self._env.spec.reward_threshold, self._env.success(env_ind)
         if solved is None and threshold is not None:
             solved = score >= threshold
         episode = Episode(score, length, truncated, solved)
-        self._finished[stream].append(episode)
-        self._remaining[stream] -= 1
+        self._finished[env_ind].append(episode)
+        self._remaining[env_ind] -= 1
         return episode
 
 

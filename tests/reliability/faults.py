@@ -1,10 +1,10 @@
 """Environments and agents with injected faults, for tests that start the real program.
 
 A run uses them by, for example, `--env_type gym --game tests.reliability.faults:Faulty-v0`. The environment variable
-FAULTS selects the faults: a JSON list of {"kind", "where", "stream", "at", "once"}. A fault occurs
+FAULTS selects the faults: a JSON list of {"kind", "where", "env_ind", "at", "once"}. A fault occurs
 
 - in processes whose name begins with `where`, such as "actor 1"; main's name is its command;
-- in environment `stream` of that process; in all of them if absent;
+- in environment `env_ind` of that process; in all of them if absent;
 - from step `at` of that environment on;
 - only the first time if `once` names a file, which is created then.
 """
@@ -35,7 +35,7 @@ from core.types import TimeStep
 PATTERN = 97  # the second element of an observation is PATTERN * episode + step
 
 
-def due(kind: str, stream: int, step: int) -> bool:
+def due(kind: str, env_ind: int, step: int) -> bool:
     """Return True if a fault of this kind is due now."""
     name = Path("/proc/self/comm").read_text()
     for fault in json.loads(os.environ.get("FAULTS", "[]")):
@@ -43,7 +43,7 @@ def due(kind: str, stream: int, step: int) -> bool:
         if (
             fault["kind"] == kind
             and name.startswith(fault.get("where", ""))
-            and fault.get("stream", stream) == stream
+            and fault.get("env_ind", env_ind) == env_ind
             and step >= fault.get("at", 0)
             and not (once and once.exists())
         ):
@@ -61,17 +61,17 @@ class Faulty(gym.Env):
 
     def __init__(self, bound: float = np.inf) -> None:
         self.observation_space = spaces.Box(-bound, bound, (2,), np.float32)
-        self._stream, self._total, self._episode = Faulty.made, 0, 0
+        self._env_ind, self._total, self._episode = Faulty.made, 0, 0
         Faulty.made += 1
-        if due("init", self._stream, 0):
+        if due("init", self._env_ind, 0):
             raise RuntimeError("the simulator has no licence")
-        if due("exit when made", self._stream, 0):
+        if due("exit when made", self._env_ind, 0):
             sys.exit(0)
-        if due("chdir", self._stream, 0):
+        if due("chdir", self._env_ind, 0):
             os.chdir("/")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        if due("reset", self._stream, self._total):
+        if due("reset", self._env_ind, self._total):
             raise RuntimeError("the simulator lost its level")
         self._step, self._episode = 0, self._episode + 1
         return self._observation(), {}
@@ -80,7 +80,7 @@ class Faulty(gym.Env):
         self._total += 1
         self._step += 1
         for kind, act in FAULTS.items():
-            if due(kind, self._stream, self._total):
+            if due(kind, self._env_ind, self._total):
                 return act(self)
         return self._observation(), 1.0, self._step == 20, False, {}
 

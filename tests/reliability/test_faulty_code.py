@@ -45,10 +45,10 @@ def values(root, name):
 def test_f14_f15_f32_failing_actors_are_replaced_no_step_is_torn(tmp_path):
     """Actor 1 fails when made, at a reset and at step 1000; actor 0 hangs in environment 1; then the run goes on."""
     listed = [
-        {"kind": kind, "where": f"actor {actor}", "stream": 1, "at": at, "once": str(tmp_path / kind)}
+        {"kind": kind, "where": f"actor {actor}", "env_ind": 1, "at": at, "once": str(tmp_path / kind)}
         for kind, actor, at in (("init", 1, 0), ("reset", 1, 0), ("raise", 1, 1_000), ("hang", 0, 150))
     ]
-    silence = "s (supervisor.heartbeat_timeout), within the environment of stream 1"
+    silence = "s (supervisor.heartbeat_timeout), within environment 1"
     messages = ("the simulator has no licence", "the simulator lost its level", "the simulator crashed", silence)
     words = (
         "--num_actors",
@@ -83,7 +83,7 @@ def test_f14_f15_f32_failing_actors_are_replaced_no_step_is_torn(tmp_path):
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
     told = program.output
     for message, note in zip(
-        messages, ("", "in reset of stream 1, at its step 0", "in step of stream 1, at its step 1000")
+        messages, ("", "in reset of environment 1, at its step 0", "in step of environment 1, at its step 1000")
     ):
         said = next((line for line in told.splitlines() if line.startswith("supervisor") and message in line), told)
         assert said.count("actor 1 (pid") == 1 and note in said and "actor 1, its environments seeded with" in said
@@ -125,7 +125,7 @@ LEAVES = "the environment called sys.exit(0)"
 def test_f46_an_environment_that_calls_exit_is_reported(start_here, tmp_path, kind, message):
     program = start_here(tmp_path, *FAULTY, *INLINE, environment=faults({"kind": kind, "at": 50}))
     assert program.returncode == 4, program.stderr
-    assert message in program.stderr and "in step of stream 0, at its step 50" in program.stderr
+    assert message in program.stderr and "in step of environment 0, at its step 50" in program.stderr
 
 
 def test_f46_an_environment_that_exits_when_made_is_refused(start_here, tmp_path):
@@ -140,7 +140,7 @@ def test_f47_an_observation_far_outside_its_box_is_reported(start_here, tmp_path
     )
     assert program.returncode == 4 and "agent.learning_rate" not in program.stderr, program.stderr
     assert (
-        "observation of stream 0 at step 50 is" in program.stderr
+        "observation of environment 0 at step 50 is" in program.stderr
         and "expected a value near -100000.0 .. 100000.0" in program.stderr
     )
 
@@ -163,15 +163,15 @@ def test_f46_sys_exit_of_an_environment_is_no_normal_end(tmp_path):
 @pytest.mark.parametrize(
     ("game", "kind", "message"),
     [
-        ("gym", "nan", "observation of stream 0 at step 50 is"),
+        ("gym", "nan", "observation of environment 0 at step 50 is"),
         ("gym", "four values", 'set legacy="v21"'),
         *(
             pytest.param("gym", kind, message, marks=pytest.mark.faults)
             for kind, message in (
-                ("infinite reward", "reward of stream 0 at step 50 is inf"),
-                ("wrong dtype", "observation of stream 0 at step 50 is"),
-                ("wrong shape", "observation of stream 0 at step 50 is"),
-                ("nothing", "step of stream 0 returned None at step 50"),
+                ("infinite reward", "reward of environment 0 at step 50 is inf"),
+                ("wrong dtype", "observation of environment 0 at step 50 is"),
+                ("wrong shape", "observation of environment 0 at step 50 is"),
+                ("nothing", "step of environment 0 returned None at step 50"),
             )
         ),
         ("own", "nothing", "first of catch at step 1 is None"),

@@ -90,8 +90,8 @@ def needed_bytes(options: Options, spec: EnvSpec, stored: int) -> int:
     if options.mode == 2:
         return PROCESS_BYTES * 2 + evaluated * each
     ray = options.ray.object_store_bytes + RAY_BYTES if options.engine == "ray" else 0
-    streams = options.num_actors * options.num_envs_per_actor + evaluated
-    return stored + ray + PROCESS_BYTES * (options.num_actors + options.num_learners + 3) + streams * each
+    envs = options.num_actors * options.num_envs_per_actor + evaluated
+    return stored + ray + PROCESS_BYTES * (options.num_actors + options.num_learners + 3) + envs * each
 
 
 def problems(options: Options, spec: EnvSpec) -> list[str]:
@@ -120,22 +120,22 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
 
 def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     """Return why the ring is too small for windows, why no window is whole before actors wait, or what does not fit."""
-    streams, length = actors_of(options, 0) * options.num_envs_per_actor, agent.window.length  # of a learner
+    envs, length = actors_of(options, 0) * options.num_envs_per_actor, agent.window.length  # of a learner
     capacity, rate_limiter = getattr(options.memory, "capacity", None), options.rate_limiter
     in_steps = not issubclass(options.memory_class, UnrollMemory)  # theirs count unrolls
-    if in_steps and capacity is not None and capacity < streams * (length + 2):
+    if in_steps and capacity is not None and capacity < envs * (length + 2):
         return [
             f"memory.capacity={capacity} is too small for two windows of {length + 1} rows in each of "
-            f"{streams} environments: at least {streams * (length + 2)}"
+            f"{envs} environments: at least {envs * (length + 2)}"
         ]
     rings = layouts(options, spec, agent)
-    streams = options.num_actors * options.num_envs_per_actor
-    first = streams * next_multiple(length + 2 * in_steps, rings[0].chunk_length)
+    envs = options.num_actors * options.num_envs_per_actor
+    first = envs * next_multiple(length + 2 * in_steps, rings[0].chunk_length)
     if rate_limiter.samples_per_insert is not None and rate_limiter.min_replay_size + rate_limiter.error_buffer < first:
         return [
             f"rate_limiter.min_replay_size={rate_limiter.min_replay_size} plus "
             f"rate_limiter.error_buffer={rate_limiter.error_buffer} must be at least {first} agent steps, which "
-            f"{streams} environments take to store the first windows of {length + 1} rows"
+            f"{envs} environments take to store the first windows of {length + 1} rows"
         ]
     if found := _beside_the_replay(options, spec):
         return found

@@ -39,12 +39,12 @@ def test_a_conforming_step_has_no_violations(spec):
     [
         (SPEC, {"observation": np.full((2, 3, 2, 2), 10, np.uint8)}, r"values 10 \.\. 10, outside 0 \.\. 9"),
         (SPEC, {"reward": np.array([0.5, 0])}, r"reward is float64 \[2\], expected float32 \[2\]"),
-        (SPEC, {"discount": np.float32([1.5, 1])}, r"discount of streams 0 is outside 0 \.\. 1"),
-        (SPEC, {"discount": np.float32([-0.5, 1])}, r"discount of streams 0 is outside 0 \.\. 1"),
+        (SPEC, {"discount": np.float32([1.5, 1])}, r"discount of environments 0 is outside 0 \.\. 1"),
+        (SPEC, {"discount": np.float32([-0.5, 1])}, r"discount of environments 0 is outside 0 \.\. 1"),
         (
             SPEC,
             {"first": np.array([False, False])},
-            "first is wrong in streams 1: an episode starts exactly where one ended before",
+            "first is wrong in environments 1: an episode starts exactly where one ended before",
         ),
         (
             SPEC,
@@ -55,12 +55,12 @@ def test_a_conforming_step_has_no_violations(spec):
                 "raw_reward": np.float32([0, 0]),
                 "discount": np.float32([1, 1]),
             },
-            "first is wrong in streams 0",
+            "first is wrong in environments 0",
         ),
-        (SPEC, {"last": np.array([False, True])}, "first and last are both true in streams 1"),
-        (SPEC, {"reward": np.float32([0, 2])}, "first observation earned a reward in streams 1"),
-        (SPEC, {"raw_reward": np.float32([0, 2])}, "first observation earned a reward in streams 1"),
-        (SPEC, {"discount": np.float32([1, 0])}, "first observation has a discount other than 1 in streams 1"),
+        (SPEC, {"last": np.array([False, True])}, "first and last are both true in environments 1"),
+        (SPEC, {"reward": np.float32([0, 2])}, "first observation earned a reward in environments 1"),
+        (SPEC, {"raw_reward": np.float32([0, 2])}, "first observation earned a reward in environments 1"),
+        (SPEC, {"discount": np.float32([1, 0])}, "first observation has a discount other than 1 in environments 1"),
     ],
 )
 def test_a_violated_clause_is_named(spec, changes, message):
@@ -111,7 +111,7 @@ def test_random_play_ends_at_the_first_violation_and_names_it():
     assert play_randomly(Short(), 2, 9, 0) == ([], 6)
     found, episodes = play_randomly(Short(fault=4), 2, 9, 0)
     assert episodes == 2 and [line.partition(" is ")[0] for line in found] == [
-        "step 4 of random play: discount of streams 0, 1"
+        "step 4 of random play: discount of environments 0, 1"
     ]
 
 

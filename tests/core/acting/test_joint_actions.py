@@ -66,7 +66,7 @@ def test_a_combination_is_legal_if_each_choice_is():
     expected = [[bool(row[i] and row[2 + j]) for i in range(2) for j in range(3)] for row in masks]
     assert env.reset(1).action_mask.tolist() == env.step(np.zeros(40, np.int64)).action_mask.tolist() == expected
     masks[7, 2:] = False  # legal actions of the first choice only
-    with pytest.raises(ValueError, match="action_mask of stream 7 of masked at step 1 has no legal action"):
+    with pytest.raises(ValueError, match="action_mask of environment 7 of masked at step 1 has no legal action"):
         env.reset(1)
 
 

@@ -54,12 +54,12 @@ def numbers(*values):
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"reward": numbers(0, np.nan, 0)}, "reward of stream 1 of told at step 1 is nan, expected finite values"),
-        ({"discount": numbers(0, 0, np.inf)}, "discount of stream 2 of told at step 1 is inf"),
-        ({"raw_reward": numbers(-np.inf, 0, 0)}, "raw_reward of stream 0 of told at step 1 is -inf"),
+        ({"reward": numbers(0, np.nan, 0)}, "reward of environment 1 of told at step 1 is nan, expected finite values"),
+        ({"discount": numbers(0, 0, np.inf)}, "discount of environment 2 of told at step 1 is inf"),
+        ({"raw_reward": numbers(-np.inf, 0, 0)}, "raw_reward of environment 0 of told at step 1 is -inf"),
         (
             {"observation": np.array([[0, 0], [0, np.nan], [0, 0]], np.float32)},
-            r"observation of stream 1 .* is nan \(element \[1\]\)",
+            r"observation of environment 1 .* is nan \(element \[1\]\)",
         ),
         (
             {"observation": np.zeros((STREAMS, 2), np.int64)},
@@ -80,7 +80,7 @@ def test_a_faulty_field_names_value_environment_and_step(told, message):
 def test_environments_are_numbered_within_their_actor():
     env = ValidatedEnv(Told(reward=numbers(0, np.nan, 0)), STREAMS)
     env.set_activity_marker(np.zeros(1), 8)
-    with pytest.raises(ValueError, match="reward of stream 9 of told"):
+    with pytest.raises(ValueError, match="reward of environment 9 of told"):
         env.step(np.zeros(STREAMS, np.int64))
 
 

@@ -255,7 +255,7 @@ def test_silence_is_a_failure_but_not_while_all_were_stopped_or_no_node_has_room
 
     run.script = script
     assert run.supervisor.run() == 0
-    (line,) = run.said("sent no heartbeat for 60 s (supervisor.heartbeat_timeout), within the environment of stream 3")
+    (line,) = run.said("sent no heartbeat for 60 s (supervisor.heartbeat_timeout), within environment 3")
     assert line.startswith("supervisor: actor 0 (pid 7)") and not run.said("evaluator")
     late = [process.name for process in run.started].count("actor 0")
     assert late == 2 and not run.said("did not start")

@@ -29,7 +29,7 @@ def test_action_repeat_adds_rewards_and_shows_the_last_frame():
     assert column(steps, "observation") == [3, 6, 7, 0, 3, 6]
     assert column(steps, "last") == [0, 0, 1, 0, 0, 0] and column(steps, "discount") == [1, 1, 0, 1, 1, 1]
     assert env.spec.frames_per_step == 3
-    assert env._streams[0].env.unwrapped.actions == [1] * 13  # no step after the end of an episode
+    assert env._envs[0].env.unwrapped.actions == [1] * 13  # no step after the end of an episode
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,13 @@ def breakout():
 
 
 def test_the_stack_holds_the_newest_frames_padded_with_zeros(breakout):
-    for stream in range(3):
+    for env_ind in range(3):
         rows = []  # the newest frames of the running episode
         for step in breakout:
-            if step.first[stream]:
+            if step.first[env_ind]:
                 rows = [np.zeros((84, 84), np.uint8)] * 3
-            rows = [*rows, step.observation[stream, -1]]
-            np.testing.assert_array_equal(step.observation[stream], np.stack(rows[-4:]))
+            rows = [*rows, step.observation[env_ind, -1]]
+            np.testing.assert_array_equal(step.observation[env_ind], np.stack(rows[-4:]))
     assert sum(step.first.sum() for step in breakout) > 6, "the property must have met restarts"
 
 
@@ -63,8 +63,8 @@ def test_the_action_of_the_step_after_an_end_is_ignored():
 
 
 def test_a_lost_life_has_discount_zero_and_does_not_end_the_game(breakout):
-    lost = [step.discount[stream] == 0 and not step.last[stream] for step in breakout for stream in range(3)]
-    ended = [step.last[stream] for step in breakout for stream in range(3)]
+    lost = [step.discount[env_ind] == 0 and not step.last[env_ind] for step in breakout for env_ind in range(3)]
+    ended = [step.last[env_ind] for step in breakout for env_ind in range(3)]
     # With five lives each game loses four before the one that ends it.
     assert sum(ended) >= 6
     assert 4 * sum(ended) <= sum(lost) <= 4 * (sum(ended) + 3)
@@ -113,7 +113,7 @@ def test_environments_and_seeds_differ_and_a_seed_is_repeatable():
     again, other = start(5), start(6)
     np.testing.assert_array_equal(start(5), again)
     assert (again != other).any()
-    assert len({stream.tobytes() for stream in again}) == 2
+    assert len({observation.tobytes() for observation in again}) == 2
 
 
 @pytest.mark.timeout(20)
@@ -121,7 +121,7 @@ def test_environments_and_seeds_differ_and_a_seed_is_repeatable():
 def test_an_action_outside_the_space_is_an_error(action):
     env = AtariEnv(AtariParams(), "breakout", 2)
     env.reset(0)
-    with pytest.raises(ValueError, match=r"action (4 of stream 1|-1 of stream 0) is outside 0 .. 3"):
+    with pytest.raises(ValueError, match=r"action (4 of environment 1|-1 of environment 0) is outside 0 .. 3"):
         env.step(action)
     with pytest.raises(ValueError, match="integers"):
         env.step(np.array([0.0, 1.0]))
@@ -230,7 +230,7 @@ def test_bad_options_are_refused_when_the_environment_is_made():
             AtariEnv(AtariParams(), game, num_envs)
     with pytest.raises(ValueError, match="num_threads"):
         AtariEnv(AtariParams(), "pong", 1, num_threads=0)
-    with pytest.raises(ValueError, match="draws one stream"):
+    with pytest.raises(ValueError, match="draws one environment"):
         AtariEnv(AtariParams(), "pong", 2, render_mode="rgb_array")
     with pytest.raises(NotImplementedError):
         AtariEnv(AtariParams(), "pong", 1).render()

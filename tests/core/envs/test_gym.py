@@ -122,25 +122,28 @@ NAN, INF = np.array([0.0, np.nan, 0.0]), np.array([0.0, 0.0, np.inf])
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ((None, *GOOD[1:]), "observation of stream 0 at step 2 is .*None"),
-        ((NAN, *GOOD[1:]), "observation of stream 0 at step 2 is .*nan.*element 1"),
-        ((INF, *GOOD[1:]), "observation of stream 0 at step 2 is .*inf.*element 2"),
-        ((np.full(3, 1e300), *GOOD[1:]), "observation of stream 0 at step 2 is .*inf"),
-        ((np.zeros(4), *GOOD[1:]), r"observation of stream 0 at step 2 is .*float64 \[4\].*expected float32 \[3\]"),
-        (([[0], [1, 2]], *GOOD[1:]), "observation of stream 0 at step 2"),
-        ((np.array(["a", "b", "c"]), *GOOD[1:]), "observation of stream 0 at step 2 is .*<U1"),
-        ((GOOD[0], None, *GOOD[2:]), "reward of stream 0 at step 2 is None"),
-        ((GOOD[0], float("nan"), *GOOD[2:]), "reward of stream 0 at step 2 is nan"),
-        ((GOOD[0], -float("inf"), *GOOD[2:]), "reward of stream 0 at step 2 is -inf"),
-        ((GOOD[0], np.zeros(2), *GOOD[2:]), "reward of stream 0 at step 2"),
-        ((GOOD[0], "1", *GOOD[2:]), "reward of stream 0 at step 2 is '1'"),
-        ((*GOOD[:2], None, False, {}), "terminated of stream 0 at step 2 is None"),
-        ((*GOOD[:2], False, 0.5, {}), "truncated of stream 0 at step 2 is 0.5"),
+        ((None, *GOOD[1:]), "observation of environment 0 at step 2 is .*None"),
+        ((NAN, *GOOD[1:]), "observation of environment 0 at step 2 is .*nan.*element 1"),
+        ((INF, *GOOD[1:]), "observation of environment 0 at step 2 is .*inf.*element 2"),
+        ((np.full(3, 1e300), *GOOD[1:]), "observation of environment 0 at step 2 is .*inf"),
+        (
+            (np.zeros(4), *GOOD[1:]),
+            r"observation of environment 0 at step 2 is .*float64 \[4\].*expected float32 \[3\]",
+        ),
+        (([[0], [1, 2]], *GOOD[1:]), "observation of environment 0 at step 2"),
+        ((np.array(["a", "b", "c"]), *GOOD[1:]), "observation of environment 0 at step 2 is .*<U1"),
+        ((GOOD[0], None, *GOOD[2:]), "reward of environment 0 at step 2 is None"),
+        ((GOOD[0], float("nan"), *GOOD[2:]), "reward of environment 0 at step 2 is nan"),
+        ((GOOD[0], -float("inf"), *GOOD[2:]), "reward of environment 0 at step 2 is -inf"),
+        ((GOOD[0], np.zeros(2), *GOOD[2:]), "reward of environment 0 at step 2"),
+        ((GOOD[0], "1", *GOOD[2:]), "reward of environment 0 at step 2 is '1'"),
+        ((*GOOD[:2], None, False, {}), "terminated of environment 0 at step 2 is None"),
+        ((*GOOD[:2], False, 0.5, {}), "truncated of environment 0 at step 2 is 0.5"),
         (
             (*GOOD[:3], {}),
-            "step of stream 0 returned 4 values at step 2, expected 5 values: the old gym API.*v21.*legacy-gym",
+            "step of environment 0 returned 4 values at step 2, expected 5 values: the old gym API.*v21.*legacy-gym",
         ),
-        (None, "step of stream 0 returned None at step 2, expected 5 values"),
+        (None, "step of environment 0 returned None at step 2, expected 5 values"),
     ],
 )
 def test_a_faulty_step_names_field_value_environment_and_step(told, result, message):
@@ -173,7 +176,7 @@ def test_an_observation_far_outside_its_box_is_an_error(told, space, value, faul
     if fault is None:
         assert env.step(np.array([0])).observation[0, 2] == np.float32(value)
     else:
-        with pytest.raises(ValueError, match=f"observation of stream 0 at step 2 is .*{fault}"):
+        with pytest.raises(ValueError, match=f"observation of environment 0 at step 2 is .*{fault}"):
             env.step(np.array([0]))
 
 
@@ -189,8 +192,8 @@ def test_the_frame_rate_is_that_of_the_metadata(told):
 def test_an_error_names_its_environment(told):
     env = told(num_envs=3)
     env.reset(0)
-    env._streams[2].env.unwrapped.faults[1] = (NAN, *GOOD[1:])
-    with pytest.raises(ValueError, match="stream 2 at step 1"):
+    env._envs[2].env.unwrapped.faults[1] = (NAN, *GOOD[1:])
+    with pytest.raises(ValueError, match="environment 2 at step 1"):
         env.step(np.zeros(3, np.int64))
 
 
@@ -198,20 +201,20 @@ def test_environments_are_numbered_within_their_actor(told):
     env, cell, seen = told(num_envs=3), np.zeros(1), []
     env.set_activity_marker(cell, 4)
     env.reset(0)
-    own = env._streams[1].env.unwrapped
+    own = env._envs[1].env.unwrapped
     taken = own.step
     own.step = lambda action: (seen.append(cell[0]), taken(action))[1]
-    env._streams[2].env.unwrapped.faults[1] = (NAN, *GOOD[1:])
-    with pytest.raises(ValueError, match="stream 6 at step 1"):
+    env._envs[2].env.unwrapped.faults[1] = (NAN, *GOOD[1:])
+    with pytest.raises(ValueError, match="environment 6 at step 1"):
         env.step(np.zeros(3, np.int64))
     assert seen == [1 + 5] and cell == [0]
 
 
 def test_an_old_reset_is_an_error_that_names_the_adapter(told):
-    with pytest.raises(ValueError, match=r"reset of stream 0 returned array.*old gym API.*v21"):
+    with pytest.raises(ValueError, match=r"reset of environment 0 returned array.*old gym API.*v21"):
         told(start=np.zeros(3)).reset(0)
     env = told()
-    env._streams[0].env.unwrapped.reset = lambda: np.zeros(3)
+    env._envs[0].env.unwrapped.reset = lambda: np.zeros(3)
     with pytest.raises(ValueError, match=r"unexpected keyword argument.*old gym API.*v21"):
         env.reset(0)
 
@@ -221,7 +224,7 @@ def test_images_stay_uint8_and_must_be_uint8(told):
     env = told(observation_space=space, start=(picture, {}))
     assert env.spec.is_image and env.spec.max_value == 255 and env.spec.frame == ((12, 10, 3), "uint8")
     np.testing.assert_array_equal(env.reset(0).observation, [picture, picture])
-    env._streams[0].env.unwrapped.faults[1] = (picture.astype(np.float32), *GOOD[1:])
+    env._envs[0].env.unwrapped.faults[1] = (picture.astype(np.float32), *GOOD[1:])
     with pytest.raises(ValueError, match=r"float32.*expected uint8"):
         env.step(np.array([0, 0]))
 
@@ -231,8 +234,8 @@ def test_discrete_actions_may_start_at_any_integer(told):
     assert env.spec.action == Discrete(3)
     env.reset(0)
     env.step(np.array([0, 2]))
-    assert [one.env.unwrapped.actions[-1] for one in env._streams] == [-1, 1]
-    with pytest.raises(ValueError, match="action 3 of stream 1"):
+    assert [one.env.unwrapped.actions[-1] for one in env._envs] == [-1, 1]
+    with pytest.raises(ValueError, match="action 3 of environment 1"):
         env.step(np.array([0, 3]))
 
 
@@ -241,11 +244,11 @@ def test_continuous_actions_stay_within_their_bounds(told):
     assert isinstance(env.spec.action, Continuous) and env.spec.action.high.dtype == np.float32
     env.reset(0)
     env.step(np.stack([env.spec.action.low, env.spec.action.high]))  # float32(0.1) is above 0.1
-    last = env._streams[1].env.unwrapped
+    last = env._envs[1].env.unwrapped
     assert last.action_space.contains(last.actions[-1])
     for bad, message in (
-        ([[0, 0], [0, 2.5]], r"action 2.5 of stream 1 \(element \[1\]\)"),
-        ([[np.nan, 0], [0, 0]], "action nan of stream 0"),
+        ([[0, 0], [0, 2.5]], r"action 2.5 of environment 1 \(element \[1\]\)"),
+        ([[np.nan, 0], [0, 0]], "action nan of environment 0"),
     ):
         with pytest.raises(ValueError, match=message):
             env.step(np.array(bad, np.float32))
@@ -300,7 +303,7 @@ def test_the_advice_for_unbounded_actions_works(told):
         assert env.spec.action.low.tolist() == [-1, -1] and env.spec.action.high.tolist() == [1, 1]
         env.reset(0)
         env.step(np.array([[0.5, -0.5]], np.float32))
-        assert env._streams[0].env.unwrapped.actions[-1].tolist() == [0.5, -0.5]
+        assert env._envs[0].env.unwrapped.actions[-1].tolist() == [0.5, -0.5]
     finally:
         gym.registry.pop("Wrapped-v0")
 
@@ -486,7 +489,7 @@ def test_a_picture_that_is_missing_later_is_named():
     gym.register("Drawn-v0", Drawn, kwargs={"picture": np.zeros((4, 6, 3), np.uint8)})
     env = GymEnv(GymParams(), "Drawn-v0", 1, render_mode="rgb_array")
     gym.registry.pop("Drawn-v0")
-    env._streams[0].env.unwrapped.picture = None
+    env._envs[0].env.unwrapped.picture = None
     with pytest.raises(ValueError, match=r"Drawn-v0 draws no pictures: render\(\) returned NoneType"):
         env.render()
 
@@ -495,7 +498,7 @@ def test_bad_options_are_refused_when_the_environment_is_made():
     for wrong in ({"max_steps": 0}, {"reward_clipping": "no"}, {"legacy": "v1"}):
         with pytest.raises(ValidationError, match=f"1 validation error.*\n{next(iter(wrong))}"):
             GymParams(**wrong)
-    with pytest.raises(ValueError, match="draws one stream"):
+    with pytest.raises(ValueError, match="draws one environment"):
         GymEnv(GymParams(), "CartPole-v1", 2, render_mode="rgb_array")
 
 

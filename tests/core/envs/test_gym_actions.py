@@ -94,25 +94,25 @@ def test_boxes_alone_become_one_box():
 @pytest.mark.parametrize(
     "bad, message",
     [
-        ([0, 0, 4, 0, 0, 0], r"action 4 of stream 1 \(element \[2\]\) is outside 0 .. 3"),
-        ([0, 0.5, 0, 0, 0, 0], r"choice 0.5 of stream 1 \(element \[1\]\) is no integer"),
-        ([0, np.nan, 0, 0, 0, 0], r"choice nan of stream 1"),
-        ([0, -np.inf, 0, 0, 0, 0], r"action -1 of stream 1 \(element \[1\]\) is outside 0 .. 1"),
-        ([0, 0, 0, 3, 0, 0], r"action 3.0 of stream 1 \(element \[0\]\) is outside -1.0 .. 2.0"),
+        ([0, 0, 4, 0, 0, 0], r"action 4 of environment 1 \(element \[2\]\) is outside 0 .. 3"),
+        ([0, 0.5, 0, 0, 0, 0], r"choice 0.5 of environment 1 \(element \[1\]\) is no integer"),
+        ([0, np.nan, 0, 0, 0, 0], r"choice nan of environment 1"),
+        ([0, -np.inf, 0, 0, 0, 0], r"action -1 of environment 1 \(element \[1\]\) is outside 0 .. 1"),
+        ([0, 0, 0, 3, 0, 0], r"action 3.0 of environment 1 \(element \[0\]\) is outside -1.0 .. 2.0"),
         ([0, 0, 0, 0, 0], r"actions are float32 \[1, 5\], expected float32 \[2, 6\]"),
     ],
 )
-def test_an_invalid_mixed_action_is_named_with_its_stream(bad, message):
+def test_an_invalid_mixed_action_is_named_with_its_environment(bad, message):
     rows = [[0] * 6, bad] if len(bad) == 6 else [bad]
     with pytest.raises(ValueError, match=message):
         ActionConverter(MIXED)(np.array(rows, np.float32), 2)
 
 
-def test_an_invalid_choice_is_named_with_its_stream():
+def test_an_invalid_choice_is_named_with_its_environment():
     convert = ActionConverter(spaces.MultiDiscrete([2, 3]))
     for bad, message in (
-        ([[0, 0], [0, 3]], r"action 3 of stream 1 \(element \[1\]\) is outside 0 .. 2"),
-        ([[-1, 0], [0, 0]], r"action -1 of stream 0 \(element \[0\]\) is outside 0 .. 1"),
+        ([[0, 0], [0, 3]], r"action 3 of environment 1 \(element \[1\]\) is outside 0 .. 2"),
+        ([[-1, 0], [0, 0]], r"action -1 of environment 0 \(element \[0\]\) is outside 0 .. 1"),
         ([0, 1], r"actions are int64 \[2\], expected integers \[2, 2\]"),
     ):
         with pytest.raises(ValueError, match=message):

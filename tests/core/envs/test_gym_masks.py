@@ -1,4 +1,4 @@
-"""Masks of legal actions come from infos or observations of gymnasium environments, and faulty ones name the stream."""
+"""Masks of legal actions come from infos or observations of gymnasium environments, and faults name the environment."""
 
 import gymnasium as gym
 import numpy as np
@@ -83,27 +83,27 @@ def test_masks_of_mixed_actions_are_of_their_choices(legal):
 @pytest.mark.parametrize(
     "mask, message",
     [
-        (None, "action_mask of stream 0 at step 1 is None, expected 3 zeros and ones"),
-        ([1, 0], r"action_mask of stream 0 at step 1 is \[1, 0\], expected 3 zeros and ones"),
+        (None, "action_mask of environment 0 at step 1 is None, expected 3 zeros and ones"),
+        ([1, 0], r"action_mask of environment 0 at step 1 is \[1, 0\], expected 3 zeros and ones"),
         ([1, 2, 0], "expected 3 zeros and ones"),
         (np.array([0.5, 1, 0]), "expected 3 zeros and ones"),
         ([], "expected 3 zeros and ones"),
-        ([0, 0, 0], "action_mask of stream 0 of Legal-v0 at step 1 has no legal action, expected at least one"),
+        ([0, 0, 0], "action_mask of environment 0 of Legal-v0 at step 1 has no legal action, expected at least one"),
     ],
 )
-def test_a_faulty_mask_names_its_stream(legal, mask, message):
+def test_a_faulty_mask_names_its_environment(legal, mask, message):
     env = legal([[1, 1, 1], mask, [1, 1, 1], [1, 1, 1]])
     env.reset(1)
     with pytest.raises(ValueError, match=message):
         env.step(STAY)
 
 
-def test_streams_without_legal_actions_are_numbered_within_their_actor(legal):
+def test_environments_without_legal_actions_are_numbered_within_their_actor(legal):
     env = legal([[1, 1, 1], [0, 0, 0], [1, 1, 1]])
-    env._env._streams[0].env.unwrapped.masks = [[1, 1, 1]] * 3
+    env._env._envs[0].env.unwrapped.masks = [[1, 1, 1]] * 3
     env.reset(1)
     env.set_activity_marker(np.zeros(1), 8)
-    with pytest.raises(ValueError, match="action_mask of stream 9 of Legal-v0"):
+    with pytest.raises(ValueError, match="action_mask of environment 9 of Legal-v0"):
         env.step(STAY)
 
 

@@ -239,7 +239,7 @@ def test_a_faulty_part_beside_a_picture_is_named(shown, part, value):
     good, _, _ = beside(0, np.random.default_rng(0))
     env = shown(BESIDE, good, good | {part: value})
     env.reset(0)
-    with pytest.raises(ValueError, match=f"observation {part} of stream 0 at step 1"):
+    with pytest.raises(ValueError, match=f"observation {part} of environment 0 at step 1"):
         env.step(np.zeros(2, np.int64))
 
 
@@ -284,31 +284,31 @@ def test_a_choice_too_large_for_one_hot_is_refused(space):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("discrete", 4, "observation of stream 0 at step 1 is 4"),
-        ("discrete", -1, "observation of stream 0 at step 1 is -1"),
-        ("discrete", 1.0, r"observation of stream 0 at step 1 is 1\.0"),
-        ("binary", np.array([0, 2, 0]), "observation of stream 0 at step 1"),
-        ("binary", np.array([0, 1]), "observation of stream 0 at step 1"),
+        ("discrete", 4, "observation of environment 0 at step 1 is 4"),
+        ("discrete", -1, "observation of environment 0 at step 1 is -1"),
+        ("discrete", 1.0, r"observation of environment 0 at step 1 is 1\.0"),
+        ("binary", np.array([0, 2, 0]), "observation of environment 0 at step 1"),
+        ("binary", np.array([0, 1]), "observation of environment 0 at step 1"),
         ("multi-discrete", np.array([0, 3]), r"expected a value of MultiDiscrete"),
         ("multi-discrete", np.array([-1, 0]), r"expected a value of MultiDiscrete"),
         ("multi-discrete", np.array([0.0, 1.0]), r"expected a value of MultiDiscrete"),
-        ("tuple", (1,), "observation of stream 0 at step 1 is .*whose 1 is absent"),
-        ("tuple", None, "observation of stream 0 at step 1 is None"),
+        ("tuple", (1,), "observation of environment 0 at step 1 is .*whose 1 is absent"),
+        ("tuple", None, "observation of environment 0 at step 1 is None"),
         ("goal", {"observation": np.zeros(2), "desired_goal": np.zeros(1)}, "whose achieved_goal is absent"),
         (
             "goal",
             {"observation": np.array([0, np.nan]), "desired_goal": np.zeros(1), "achieved_goal": np.zeros(1)},
-            r"observation of stream 0 at step 1 is .*nan.*finite values \(element 1 of 2\)",
+            r"observation of environment 0 at step 1 is .*nan.*finite values \(element 1 of 2\)",
         ),
         (
             "goal",
             {"observation": np.zeros(2), "desired_goal": np.array([1e300]), "achieved_goal": np.zeros(1)},
-            "observation desired_goal of stream 0 at step 1 is .*inf.*finite",
+            "observation desired_goal of environment 0 at step 1 is .*inf.*finite",
         ),
         (
             "goal",
             {"observation": np.zeros(2), "desired_goal": np.array([1e8]), "achieved_goal": np.zeros(1)},
-            r"observation desired_goal of stream 0 .*near -9\.0 \.\. 9\.0 \(element 0\)",
+            r"observation desired_goal of environment 0 .*near -9\.0 \.\. 9\.0 \(element 0\)",
         ),
         (
             "goal",
@@ -318,7 +318,7 @@ def test_a_choice_too_large_for_one_hot_is_refused(space):
         (
             "nested",
             {"a": np.zeros(2, np.uint8), "b": (0, {"z": np.zeros(2, np.int8), "a": 8})},
-            r"observation b\.1\.a of stream 0 at step 1 is 8, expected a value of Discrete\(3, start=5\)",
+            r"observation b\.1\.a of environment 0 at step 1 is 8, expected a value of Discrete\(3, start=5\)",
         ),
         ("nested", {"a": np.zeros(2), "b": (0, {"z": np.zeros(2, np.int8), "a": 5})}, r"observation a of.*uint8 \[2\]"),
     ],

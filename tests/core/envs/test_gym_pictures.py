@@ -95,12 +95,12 @@ def test_frames_are_gray_resized_stacked_and_zero_padded():
         and env.spec.is_image
     )
     steps = [env.reset(0), *(env.step(np.zeros(2, np.int64)) for _ in range(14))]
-    for stream, length in enumerate(LENGTHS):
+    for env_ind, length in enumerate(LENGTHS):
         for number, step in enumerate(steps):
             episode, t = number // (length + 1) + 1, number % (length + 1)
             frames = [small(drawn(episode, k)) if k >= 0 else np.zeros((12, 16), np.uint8) for k in range(t - 3, t + 1)]
-            np.testing.assert_array_equal(step.observation[stream], np.stack(frames))
-            assert step.first[stream] == (t == 0)
+            np.testing.assert_array_equal(step.observation[env_ind], np.stack(frames))
+            assert step.first[env_ind] == (t == 0)
 
 
 def test_a_skipped_frame_is_not_shown_but_its_reward_counts():
@@ -139,7 +139,7 @@ def test_kwargs_reach_the_environment_and_wrappers_keep_order():
     wrappers = [f"{HERE}:Doubled", [f"{HERE}:Added", {"amount": 5}]]
     env = made(num_envs=1, kwargs='{"tint": 7}', wrappers=json.dumps(wrappers))
     env.reset(0)
-    assert env._streams[0].env.unwrapped.tint == 7
+    assert env._envs[0].env.unwrapped.tint == 7
     assert env.step(np.zeros(1, np.int64)).raw_reward.tolist() == [7.0]  # 2 * 1 + 5
     swapped = made(num_envs=1, wrappers=json.dumps(wrappers[::-1]))
     swapped.reset(0)

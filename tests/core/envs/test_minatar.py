@@ -58,11 +58,11 @@ def test_environments_play_as_the_minatar_package_does():
     for _ in range(300):
         action = random.integers(0, 6, 2)
         step = env.step(action)
-        for stream, twin in enumerate(twins):
-            reward, terminated = (0, twin.reset() or False) if last[stream] else twin.act(action[stream])
-            np.testing.assert_array_equal(twin.state(), step.observation[stream])
-            assert (reward, terminated) == (step.raw_reward[stream], step.last[stream])
-            assert step.discount[stream] == (not terminated) and step.first[stream] == last[stream]
+        for env_ind, twin in enumerate(twins):
+            reward, terminated = (0, twin.reset() or False) if last[env_ind] else twin.act(action[env_ind])
+            np.testing.assert_array_equal(twin.state(), step.observation[env_ind])
+            assert (reward, terminated) == (step.raw_reward[env_ind], step.last[env_ind])
+            assert step.discount[env_ind] == (not terminated) and step.first[env_ind] == last[env_ind]
         last, ends = step.last, ends + step.last.sum()
     assert ends > 5
 
@@ -92,7 +92,7 @@ def test_the_action_set_is_minimal_or_full():
     env = MinAtarEnv(MinAtarParams(minimal_action_set=False), "breakout", 2)
     assert env.spec.action.num_actions == 6
     env.reset(0)
-    with pytest.raises(ValueError, match="action 6 of stream 1"):
+    with pytest.raises(ValueError, match="action 6 of environment 1"):
         env.step(np.array([5, 6]))
 
 
@@ -101,7 +101,7 @@ def test_environments_differ_and_a_seed_is_repeatable():
         return play(MinAtarEnv(MinAtarParams(), "seaquest", 4), 60, seed)[-1].observation
 
     np.testing.assert_array_equal(end(1), end(1))
-    assert len({stream.tobytes() for stream in end(1)}) > 1
+    assert len({observation.tobytes() for observation in end(1)}) > 1
 
 
 def test_render_colors_the_planes():

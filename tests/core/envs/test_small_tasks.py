@@ -64,8 +64,8 @@ def test_catch_is_rendered_and_other_modes_are_refused():
 def test_recall_shows_the_cue_first_and_the_question_last():
     env = RecallEnv(RecallParams(cues=3, delay=2), "recall", 2)
     steps = [env.reset(1), *(env.step(np.array([0, 0])) for _ in range(4))]
-    for stream in range(2):
-        seen = np.array([step.observation[stream] for step in steps])
+    for env_ind in range(2):
+        seen = np.array([step.observation[env_ind] for step in steps])
         assert seen[0, :3].sum() == 1 and not seen[1:4, :3].any() and seen[4, :3].sum() == 1  # step 3 ended the episode
         assert seen[:, 3].tolist() == [0, 0, 1, 0, 0]
     assert [step.last.all() for step in steps] == [False, False, False, True, False]
@@ -118,7 +118,7 @@ def test_tic_tac_toe_is_played_by_its_rules():
     begun = [len(np.flatnonzero(env.reset(seed).observation)) for seed in range(20)]
     assert 0.3 < np.mean(begun) / 50 < 0.7  # the opponent begins half of the games
     env.reset(1)
-    with pytest.raises(ValueError, match=r"action \d of stream \d+ is illegal: that cell is taken"):
+    with pytest.raises(ValueError, match=r"action \d of environment \d+ is illegal: that cell is taken"):
         env.step(env.step(np.full(50, 4)).action_mask.argmin(1))
     with pytest.raises(ValueError, match="draws no pictures"):
         TicTacToeEnv(TicTacToeParams(), "tictactoe", 1, render_mode="human")
@@ -132,4 +132,4 @@ def test_a_seed_is_repeatable_and_environments_differ():
         ]
         assert np.array_equal(play[0], play[1]) and not np.array_equal(play[0], play[2])
         starts = np.array(play[0])
-        assert any(not np.array_equal(starts[:, 0], starts[:, stream]) for stream in range(1, 8))
+        assert any(not np.array_equal(starts[:, 0], starts[:, env_ind]) for env_ind in range(1, 8))

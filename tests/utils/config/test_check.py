@@ -169,7 +169,7 @@ def faulty(monkeypatch, options):
 def test_every_problem_of_an_environment_is_reported(faulty, capsys):
     with pytest.raises(ConfigurationError) as refused:
         check(faulty(np.nan), seconds=0)
-    messages = ["random play: ValueError: observation of stream 0 at step 1", "speed: ValueError"]
+    messages = ["random play: ValueError: observation of environment 0 at step 1", "speed: ValueError"]
     assert "warning: gymnasium's checker: " in capsys.readouterr().out
     assert len(refused.value.problems) == len(messages)
     for problem, message in zip(refused.value.problems, messages):
@@ -211,7 +211,7 @@ def test_an_imperfect_environment_passes_with_a_warning(options, monkeypatch, ca
     assert "warning: gymnasium's checker: AssertionError: " in printed and "no problem found, 1 warnings" in printed
     words = "--env_type", "tests.utils.config.test_check:Unlabelled", "--game", "catch"
     check(options("--config", "dqn-minatar-breakout", *words, *SMALL), seconds=0)
-    assert "warning: step 10 of random play: first is wrong in streams 0: " in capsys.readouterr().out
+    assert "warning: step 10 of random play: first is wrong in environments 0: " in capsys.readouterr().out
 
 
 class PicturesAlone(DQNMinAtar):
