@@ -167,19 +167,19 @@ ABLATION = {"env_type": "minatar", "game": "breakout", "agent.n_step": 3, "agent
 BY_PRIORITY = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 500_000}
 RAINBOW_AGENT = {"agent_type": "rainbow", "model_type": "rainbow-minatar"}
 C51 = {**RAINBOW_AGENT, "agent.v_min": 0.0, "agent.v_max": 20.0}
-PART_LESS = {**ABLATION, "steps": 60_000}
+WITHOUT_ONE_PART = {**ABLATION, "steps": 60_000}
 CONFIGS += [
     {"name": "rainbow-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51},
-    {"name": "rainbow-no-double-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "agent.double_q": False},
-    {"name": "rainbow-no-dueling-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "model.dueling": False},
-    {"name": "rainbow-no-noisy-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "model.noisy": False,
+    {"name": "rainbow-no-double-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, **C51, "agent.double_q": False},
+    {"name": "rainbow-no-dueling-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, **C51, "model.dueling": False},
+    {"name": "rainbow-no-noisy-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, **C51, "model.noisy": False,
      "agent.exploration_epsilon_start": 1.0, "agent.exploration_epsilon_end": 0.01,
      "agent.exploration_epsilon_steps": 100_000},
-    {"name": "rainbow-no-prioritized-minatar-breakout", **PART_LESS, **C51, "memory_type": "shared"},
-    {"name": "rainbow-no-nstep-minatar-breakout", **PART_LESS, **BY_PRIORITY, **C51, "agent.n_step": 1},
-    {"name": "rainbow-no-distributional-minatar-breakout", **PART_LESS, **BY_PRIORITY, "agent_type": "dqn",
+    {"name": "rainbow-no-prioritized-minatar-breakout", **WITHOUT_ONE_PART, **C51, "memory_type": "shared"},
+    {"name": "rainbow-no-nstep-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, **C51, "agent.n_step": 1},
+    {"name": "rainbow-no-distributional-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, "agent_type": "dqn",
      "model_type": "dqn-minatar", "model.dueling": True, "model.noisy": True},
-    {"name": "rainbow-quantile-minatar-breakout", **PART_LESS, **BY_PRIORITY, **RAINBOW_AGENT,
+    {"name": "rainbow-quantile-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, **RAINBOW_AGENT,
      "agent.distribution": "quantile"},
 ]
 
@@ -279,38 +279,28 @@ BTR_MINATAR = {**BTR, "env_type": "minatar", "model_type": "iqn-minatar", "agent
                "agent.target_update_period": 50, "agent.exploration_epsilon_steps": 100_000,
                "memory.capacity": 100_000, "memory.beta_updates": 31_250, "rate_limiter.min_replay_size": 5_000,
                "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 2_000_000}
-IQN = {"agent_type": "iqn"}
-MUNCHAUSEN_DQN: dict[str, Any] = {"agent_type": "dqn", **MUNCHAUSEN}
-MUNCHAUSEN_IQN: dict[str, Any] = {"agent_type": "iqn", **MUNCHAUSEN}
+DQN_MINATAR = {**MINATAR, "agent_type": "dqn", "model_type": "dqn-minatar"}
+IQN_MINATAR = {**MINATAR, "agent_type": "iqn", "model_type": "iqn-minatar"}
+IQN_SMALL_PONG = {**SMALL_PONG, "agent_type": "iqn", "model_type": "iqn-small"}
 CONFIGS += [
-    {"name": "iqn-minatar-asterix", "game": "asterix", "model_type": "iqn-minatar", **MINATAR, **IQN},
-    {"name": "iqn-minatar-breakout", "game": "breakout", "model_type": "iqn-minatar", **MINATAR, **IQN},
-    {"name": "iqn-minatar-freeway", "game": "freeway", "model_type": "iqn-minatar", **MINATAR, **IQN},
-    {"name": "iqn-minatar-seaquest", "game": "seaquest", "model_type": "iqn-minatar", **MINATAR, **IQN},
-    {"name": "iqn-minatar-space_invaders", "game": "space_invaders", "model_type": "iqn-minatar", **MINATAR, **IQN},
-    {"name": "iqn-pong-small", "model_type": "iqn-small", **SMALL_PONG, **IQN},
-    {"name": "munchausen-dqn-minatar-asterix", "game": "asterix", "model_type": "dqn-minatar",
-     **MINATAR, **MUNCHAUSEN_DQN},
-    {"name": "munchausen-dqn-minatar-breakout", "game": "breakout", "model_type": "dqn-minatar",
-     **MINATAR, **MUNCHAUSEN_DQN},
-    {"name": "munchausen-dqn-minatar-freeway", "game": "freeway", "model_type": "dqn-minatar",
-     **MINATAR, **MUNCHAUSEN_DQN},
-    {"name": "munchausen-dqn-minatar-seaquest", "game": "seaquest", "model_type": "dqn-minatar",
-     **MINATAR, **MUNCHAUSEN_DQN},
-    {"name": "munchausen-dqn-minatar-space_invaders", "game": "space_invaders", "model_type": "dqn-minatar",
-     **MINATAR, **MUNCHAUSEN_DQN},
-    {"name": "munchausen-dqn-pong-small", "model_type": "dqn-small", **SMALL_PONG, **MUNCHAUSEN_DQN},
-    {"name": "munchausen-iqn-minatar-asterix", "game": "asterix", "model_type": "iqn-minatar",
-     **MINATAR, **MUNCHAUSEN_IQN},
-    {"name": "munchausen-iqn-minatar-breakout", "game": "breakout", "model_type": "iqn-minatar",
-     **MINATAR, **MUNCHAUSEN_IQN},
-    {"name": "munchausen-iqn-minatar-freeway", "game": "freeway", "model_type": "iqn-minatar",
-     **MINATAR, **MUNCHAUSEN_IQN},
-    {"name": "munchausen-iqn-minatar-seaquest", "game": "seaquest", "model_type": "iqn-minatar",
-     **MINATAR, **MUNCHAUSEN_IQN},
-    {"name": "munchausen-iqn-minatar-space_invaders", "game": "space_invaders", "model_type": "iqn-minatar",
-     **MINATAR, **MUNCHAUSEN_IQN},
-    {"name": "munchausen-iqn-pong-small", "model_type": "iqn-small", **SMALL_PONG, **MUNCHAUSEN_IQN},
+    {"name": "iqn-minatar-asterix", "game": "asterix", **IQN_MINATAR},
+    {"name": "iqn-minatar-breakout", "game": "breakout", **IQN_MINATAR},
+    {"name": "iqn-minatar-freeway", "game": "freeway", **IQN_MINATAR},
+    {"name": "iqn-minatar-seaquest", "game": "seaquest", **IQN_MINATAR},
+    {"name": "iqn-minatar-space_invaders", "game": "space_invaders", **IQN_MINATAR},
+    {"name": "iqn-pong-small", **IQN_SMALL_PONG},
+    {"name": "munchausen-dqn-minatar-asterix", "game": "asterix", **DQN_MINATAR, **MUNCHAUSEN},
+    {"name": "munchausen-dqn-minatar-breakout", "game": "breakout", **DQN_MINATAR, **MUNCHAUSEN},
+    {"name": "munchausen-dqn-minatar-freeway", "game": "freeway", **DQN_MINATAR, **MUNCHAUSEN},
+    {"name": "munchausen-dqn-minatar-seaquest", "game": "seaquest", **DQN_MINATAR, **MUNCHAUSEN},
+    {"name": "munchausen-dqn-minatar-space_invaders", "game": "space_invaders", **DQN_MINATAR, **MUNCHAUSEN},
+    {"name": "munchausen-dqn-pong-small", "agent_type": "dqn", "model_type": "dqn-small", **SMALL_PONG, **MUNCHAUSEN},
+    {"name": "munchausen-iqn-minatar-asterix", "game": "asterix", **IQN_MINATAR, **MUNCHAUSEN},
+    {"name": "munchausen-iqn-minatar-breakout", "game": "breakout", **IQN_MINATAR, **MUNCHAUSEN},
+    {"name": "munchausen-iqn-minatar-freeway", "game": "freeway", **IQN_MINATAR, **MUNCHAUSEN},
+    {"name": "munchausen-iqn-minatar-seaquest", "game": "seaquest", **IQN_MINATAR, **MUNCHAUSEN},
+    {"name": "munchausen-iqn-minatar-space_invaders", "game": "space_invaders", **IQN_MINATAR, **MUNCHAUSEN},
+    {"name": "munchausen-iqn-pong-small", **IQN_SMALL_PONG, **MUNCHAUSEN},
     {"name": "btr-minatar-asterix", "game": "asterix", **BTR_MINATAR},
     {"name": "btr-minatar-breakout", "game": "breakout", **BTR_MINATAR},
     {"name": "btr-minatar-freeway", "game": "freeway", **BTR_MINATAR},

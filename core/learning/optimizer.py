@@ -160,11 +160,12 @@ class Optimizer:
         return self._planned is not None
 
     @property
-    def lr(self) -> float:
+    def next_lr(self) -> float:
+        """Return the learning rate of the next step."""
         return self._lr_of(self._steps)
 
     @property
-    def rate(self) -> Tensor:
+    def last_lr(self) -> Tensor:
         """Return the learning rate of the last step as a metric; that of a planned step is on the device."""
         return torch.as_tensor(self._last_lr)
 
@@ -256,7 +257,7 @@ class Optimizer:
                 torch._foreach_mul_(gradients, scale)
         if self._planned is not None:
             return norm, self._apply_planned(torch.isfinite(norm + loss) & apply_if)
-        self._last_lr, applied = self.lr, bool(apply_if) and math.isfinite(norm + loss)
+        self._last_lr, applied = self.next_lr, bool(apply_if) and math.isfinite(norm + loss)
         if applied:
             for settings in self._optimizer.param_groups:
                 settings["lr"], settings["capturable"] = self._last_lr, False

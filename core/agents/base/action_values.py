@@ -270,7 +270,7 @@ class QLearning(ActionValueAgent):
         with self._target_lock:
             if self._update_target(self.target, self.model, self._updates.next(), applied) is True:
                 self._target_version += 1
-        statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": self._optimizer.rate, **total.statistics}
+        statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": self._optimizer.last_lr, **total.statistics}
         return make_learner_output(statistics, total.priorities, applied)
 
     def prepare_updates(self, count: int) -> None:

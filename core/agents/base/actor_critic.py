@@ -227,4 +227,4 @@ class SumLossAgent(ActorCriticAgent):
         statistics = {"loss": total.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"]}
         statistics["entropy"] = sums["entropy"] / sums["steps"].clamp(min=1)
         statistics["value_mean"] = sums["values"] / batch.window.rewards.numel()
-        return {**statistics, "grad_norm": grad_norm, "lr": self._optimizer.rate}, sums, applied
+        return {**statistics, "grad_norm": grad_norm, "lr": self._optimizer.last_lr}, sums, applied

@@ -108,7 +108,7 @@ class RolloutEpochs:
         made = taken.sum()
         means = torch.stack(reports).mul(taken[:, None]).sum(0) / made
         statistics = dict(zip(self._names, means))
-        statistics |= {"epochs": made / self._minibatches, "lr": optimizer.rate}
+        statistics |= {"epochs": made / self._minibatches, "lr": optimizer.last_lr}
         return statistics, applied if optimizer.is_planned else bool(applied)
 
     def _step(self, loss_of: LossOf, minibatch: Any, size: int, continues: Tensor) -> tuple[Tensor, Any]:

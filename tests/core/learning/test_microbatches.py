@@ -157,7 +157,7 @@ def test_a_linear_learning_rate_falls_once_per_batch():
     learn = EagerUpdates(agent, microbatch_on_oom=True)
     rates = []
     for _ in range(10):
-        rates.append(agent.optimizer.lr)
+        rates.append(agent.optimizer.next_lr)
         learn(numbered_batch(8))
     assert rates == pytest.approx([1 - number / 10 for number in range(10)]) and agent.parts == [
         [0, 1],
