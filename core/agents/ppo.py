@@ -25,7 +25,7 @@ from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentPara
 from core.agents.base.rollout_epochs import Compile, RolloutAgentParams, RolloutEpochs, normalized_weights
 from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
-from core.distributed.learner_group import all_reduce_mean, all_reduce_sum
+from core.distributed.learner_group import all_reduce_and, all_reduce_mean, all_reduce_sum
 from core.learning.gradients import Loss
 from core.learning.optimizer import OptimizerName
 from core.model import Model, disable_host_sync
@@ -207,7 +207,7 @@ class PPO(ActorCriticAgent):
         if self._returns is None:
             return rewards
         returns, finite = window.extras["discounted_return"][:-1], torch.isfinite(torch.where(valid, rewards, 0.0))
-        self._returns.update(returns.reshape(-1, 1), finite.all())
+        self._returns.update(returns.reshape(-1, 1), all_reduce_and(finite.all()))
         return (rewards * (self._returns.variance + 1e-8).rsqrt()).clamp(-MAX_REWARD, MAX_REWARD)
 
     def _weighted(self, minibatch: Samples) -> Samples:

@@ -254,8 +254,14 @@ def _compile(graph: GraphModule, tensors: list[Tensor], cache: Path, threads: in
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.exc import InductorError
 
-    # Random numbers are those of the eager work, and no process of the compiler outlives this one.
-    settings = {"fallback_random": True, "compile_threads": 1, "cpp.threads": threads}
+    # Random numbers are those of the eager work, and no process of the compiler outlives this one. Precompiled headers
+    # would save no time and be left in the folder of temporary files, whatever the cache is.
+    settings = {
+        "fallback_random": True,
+        "compile_threads": 1,
+        "cpp.threads": threads,
+        "cpp_cache_precompile_headers": False,
+    }
     # Operators that have no C interface are called in another way, which has crashed updates (torch 2.13).
     other_way = "generate_fallback_kernel_with_runtime_lookup"
     function: Any

@@ -218,6 +218,11 @@ def all_reduce_mean(tensor: Tensor) -> Tensor:
     return mean / num_learners()
 
 
+def all_reduce_and(condition: Tensor) -> Tensor:
+    """Return a scalar that is True if the conditions of all learners are."""
+    return condition if num_learners() == 1 else all_reduce_mean(condition.float()) == 1
+
+
 class LearnersOutOfSyncError(RuntimeError):
     """Learners that should be alike have different update counts or parameters."""
 

@@ -5,8 +5,8 @@
 - The weights themselves stay float32. Autograd turns the gradients of the copies into float32 gradients of the weights,
   so optimisers, checkpoints and published parameters are those of float32.
 - What a network returns is float32, so losses, targets and priorities are computed in float32.
-- Layers marked by `keep_float32` (core/model.py) are left out: output layers and recurrent cores. So are parameters of
-  the network itself, such as the deviations of a policy.
+- Layers marked by `keep_float32` (core/model.py) are left out: output layers and recurrent cores. So are layers with
+  statistics, such as BatchNorm, and parameters of the network itself, such as the deviations of a policy.
 """
 
 import copy
@@ -150,28 +150,35 @@ class Bfloat16Weights:
 
 
 def _layers(network: nn.Module) -> list[nn.Module]:
-    """Return the modules with parameters. The network itself is none: its own parameters are part of its output."""
-    return [module for module in network.modules() if module._parameters and module is not network]
+    """Return the modules with numbers. The network itself is none: its own parameters are part of its output."""
+    return [module for module in network.modules() if _numbers(module) and module is not network]
+
+
+def _numbers(layer: nn.Module) -> list[Tensor]:
+    """Return a layer's own parameters, then its own floating-point buffers, such as the statistics of BatchNorm."""
+    tensors = [each for each in (*layer._parameters.values(), *layer._buffers.values()) if each is not None]
+    return [each for each in tensors if each.is_floating_point()]
 
 
 def _layers_in_bf16(network: nn.Module) -> list[Any]:
-    """Return the parameters of each layer that is not marked by `keep_float32`, nor a part of one."""
+    """Return the parameters of each layer without statistics that is not in one marked by `keep_float32`."""
     kept = [module for module in network.modules() if getattr(module, "keeps_float32", False)]
+    kept += [layer for layer in _layers(network) if any(buffer.is_floating_point() for buffer in layer.buffers())]
     excluded = {part for module in kept for part in module.modules()}
     return [layer._parameters for layer in _layers(network) if layer not in excluded]
 
 
 def _with_bf16_weights(function: Any) -> Any:
-    def function_in_bf16(network: Any, *arguments: Any) -> Any:
+    def function_in_bf16(network: Any, *arguments: Any, **named: Any) -> Any:
         with network.bf16_weights.in_place():
-            return tree_map(_to_float32, function(network, *arguments))
+            return tree_map(_to_float32, function(network, *arguments, **named))
 
     return function_in_bf16
 
 
 def _convert_inputs(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Convert the inputs of a layer to the dtype of its weights."""
-    dtype = next(weight.dtype for weight in layer._parameters.values() if weight is not None)
+    """Convert the inputs of a layer to the dtype of its numbers."""
+    dtype = _numbers(layer)[0].dtype
     return tuple(each.to(dtype) if isinstance(each, Tensor) and each.is_floating_point() else each for each in inputs)
 
 

@@ -30,6 +30,7 @@ from core.learning.updates import DeviceReplayBatches, EagerUpdates, GraphedUpda
 from core.memory import DeviceMemory, Memory, batch_of, batch_state
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
+from core.runtime.options import RunOptions
 from core.runtime.run_state import COUNTS, RunState
 from core.types import Batch, Window, batch_size
 
@@ -321,7 +322,7 @@ def _make_updates(
     )
     if params.cuda_graph == "on":
         return prefetcher(), GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
-    if not on_gpu and _compiles(context, agent):
+    if not on_gpu and compiles_updates(options, agent):
         # The inline engine waits for the compiler, so that the same seed gives the same run.
         compiled = partial(CompiledCallable, cache=options.compile_cache, in_background=options.engine != "inline")
         return prefetcher(), GraphedUpdate(agent, StagedBatches(agent, device), capture=False, compiled=compiled)
@@ -343,9 +344,8 @@ def _precomputes(context: Context, agent: Agent) -> bool:
     return has_thread and has_large_images(context.spec) and type(agent).precomputes(agent.params)
 
 
-def _compiles(context: Context, agent: Agent) -> bool:
-    """Return True if updates on this CPU are compiled. Where only a compiler is missing, say so."""
-    options = context.options
+def compiles_updates(options: RunOptions, agent: Agent) -> bool:
+    """Return True if updates on a CPU are compiled. Where only a compiler is missing, say so."""
     if options.learner.compile != "auto":
         return options.learner.compile == "yes"
     updates, calls = options.updates_of_run(agent.samples_per_window), agent.compiled_calls(agent.params)
@@ -356,7 +356,7 @@ def _compiles(context: Context, agent: Agent) -> bool:
         and not options.learner.microbatch_on_oom
         and type(agent).supports_cuda_graphs
         and is_measured
-        and not has_large_images(context.spec)
+        and not has_large_images(agent.spec)
         and (updates is None or updates * calls >= MIN_COMPILED_CALLS)
     )
     if pays and (reason := missing_compiler()):

@@ -28,6 +28,7 @@ from core.metrics.progress import count, duration
 from core.model import Model
 from core.models.layers.torsos import PictureAndVectorTorso
 from core.runtime.options import make_env
+from core.single_processes.learner import compiles_updates
 from core.specs import ArraySpec, EnvSpec, ObservationPart, PartKind
 from utils.config import memory_budget, throughput, validation
 from utils.config.rows import class_defaults, flatten
@@ -194,9 +195,11 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     if not costs.sound:
         raise ValueError("the loss of the first updates was not finite, so they changed nothing")
     rate = throughput.steps_per_second(options, costs, agent.samples_per_window)
+    compiled = options.device == "cpu" and compiles_updates(options, agent)
     text = (
         f"{1 / costs.act:,.0f} agent steps/s an actor, "
         f"{1 / costs.update:,.1f} updates/s with {costs.threads} of {costs.cores} cores\n"
+        f"{'updates will be compiled, which makes them faster than this' if compiled else 'updates run eagerly'}\n"
         f"estimate: {rate:,.0f} agent steps/s, if nothing is lost between processes and nothing else runs here\n"
         f"{_budget(options, costs, rate, agent)}"
     )

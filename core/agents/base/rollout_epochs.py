@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from core.agent import AgentParams
 from core.common.settings import frozen_dataclass
 from core.common.tree import tree_leaves, tree_map
-from core.distributed.learner_group import all_reduce_sum, num_learners
+from core.distributed.learner_group import all_reduce_and, all_reduce_sum, num_learners
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer
 
@@ -81,13 +81,14 @@ class RolloutEpochs:
                 by a slice.
             num_samples: their number.
             loss_of: returns the loss, as `Optimizer.minimise` wants it, of a minibatch of the samples.
-            apply_if: scalar; no step is taken if it is false.
+            apply_if: scalar; no learner takes a step if that of any learner is false.
             continue_if: returns whether another epoch follows, given the statistics of the last minibatch of an epoch.
 
         Returns:
             Mean statistics of the steps, and whether all steps were taken; a tensor once updates are planned.
         """
-        optimizer, continues, applied = self.optimizer, apply_if, apply_if
+        optimizer, continues = self.optimizer, all_reduce_and(apply_if)
+        applied = continues
         reports, weights = list[Tensor](), list[Tensor]()
         for epoch in range(self._epochs):
             # Samples are copied once an epoch, and minibatches are views.

@@ -114,3 +114,23 @@ def test_two_learners_learn_what_one_does_from_both_batches(learners, name, plan
                 assert mean == pytest.approx(whole[metric], rel=1e-7, abs=1e-9), metric
     if name == "ppo, stopped by KL":
         assert [found["epochs"] for found in statistics] != [3.0] * UPDATES
+
+
+def learn_with_one_faulty_step(name, group):
+    torch.manual_seed(group.index)
+    agent = test_staged_update.make_agent(name)
+    batch = test_staged_update.make_batch(agent, seed=group.index)
+    if group.index == 0:
+        faulty = batch.window.extras["q_max"] if name == "pqn" else batch.window.rewards
+        faulty[batch.window.lasts.logical_not().nonzero()[0].unbind()] = torch.inf
+    skipped = bool(group.run(partial(agent.learn, batch)).skipped)
+    return skipped, state_digest(agent.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "skipped"),
+    [("pqn", True), ("ppo", True), ("ppo with LSTM", False)],  # the last clips normalised rewards
+)
+def test_learners_stay_alike_if_a_number_of_one_is_not_finite(learners, name, skipped):
+    first, second = learners.call(*[partial(learn_with_one_faulty_step, name)] * 2)
+    assert first == second and first[0] is skipped

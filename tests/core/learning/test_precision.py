@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from core.agents.ddpg import DDPG
 from core.learning.precision import Bfloat16Weights, in_bf16, precision_on, use_tf32
@@ -24,6 +25,7 @@ from tests.core.distributed.test_two_learners import flat
 from tests.core.learning import test_staged_update
 
 PICTURES = EnvSpec("pictures", ArraySpec((84, 84), "uint8"), 4, Discrete(3), is_image=True, max_value=255.0)
+MINATAR = EnvSpec("images", ArraySpec((10, 10, 4), "uint8"), 0, Discrete(3), is_image=True)
 VECTORS = EnvSpec("vectors", ArraySpec((6,), "float32"), 0, Discrete(3))
 UNROLLS = [name for name in test_staged_update.AGENTS if name != "dqn"]
 AGENTS = [*resident_agents.AGENTS, *UNROLLS]
@@ -84,6 +86,42 @@ def test_all_layers_but_the_last_are_bfloat16():
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
     difference = float((values.detach() - exact).norm() / exact.norm())
     assert 1e-5 < difference < 0.03
+
+
+class Attention(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(64, 4, 64, batch_first=True, dropout=0.0)
+
+    def forward(self, features):
+        return self.layer(features.unflatten(1, (-1, 64))).flatten(1)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LayerNorm,
+        lambda size: nn.LayerNorm(size, elementwise_affine=False),
+        nn.BatchNorm1d,
+        lambda size: nn.BatchNorm1d(size, affine=False),
+        lambda size: nn.Sequential(nn.Unflatten(1, (64, -1)), nn.InstanceNorm1d(64), nn.Flatten()),
+        lambda size: nn.utils.parametrizations.spectral_norm(nn.Linear(size, size)),
+        lambda size: nn.utils.parametrizations.weight_norm(nn.Linear(size, size)),
+        nn.PReLU,
+        Attention,
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_networks_of_others_may_have_any_layers(layer, training):
+    torch.manual_seed(0)
+    model = RainbowMinAtar(RainbowMinAtar.Params(noisy=False), MINATAR)
+    model.torso = nn.Sequential(*model.torso, layer(model.num_features))
+    model.train(training)
+    low, observation = in_bf16(copy.deepcopy(model)), torch.randint(0, 2, (16, 10, 10, 4), dtype=torch.uint8)
+    exact, output = model(observation, ())[0].detach(), low(observation, state=())[0]
+    output.square().sum().backward()
+    assert output.dtype == torch.float32 and all(each.grad is not None for each in low.torso[-1].parameters())
+    assert (output.detach() - exact).norm() < 0.05 * exact.norm()
 
 
 def test_deviations_of_a_policy_stay_float32():

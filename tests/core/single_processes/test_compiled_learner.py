@@ -1,7 +1,5 @@
 """A learner compiles its updates where that pays, and says in one line if only a compiler is missing."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from core.single_processes import learner
@@ -16,8 +14,7 @@ def chosen(root, monkeypatch, capsys):
     def choose(*words, reason=""):
         monkeypatch.setattr(learner, "missing_compiler", lambda: reason)
         options = read_options(["--root", str(root), "--learner.compile", "auto", *words])
-        spec = environment_spec(options)
-        compiles = learner._compiles(SimpleNamespace(options=options, spec=spec), options.make_agent(spec))
+        compiles = learner.compiles_updates(options, options.make_agent(environment_spec(options)))
         return compiles, capsys.readouterr().err
 
     return choose
@@ -41,6 +38,8 @@ def chosen(root, monkeypatch, capsys):
         (("--config", "ppo-pong"), False),
         (("--config", "pqn-minatar-breakout"), True),
         (("--config", "ppo-minatar-breakout"), False),
+        (("--config", "rainbow-minatar-breakout"), False),  # 48,750 updates
+        (("--config", "rainbow-minatar-breakout", "--steps", "405000"), True),
         (("--config", "r2d2-minatar-breakout", "--steps", "1000000000"), False),
         (("--config", "dqn-minatar-breakout", "--num_learners", "2", "--num_actors", "2"), False),
     ],

@@ -83,6 +83,11 @@ def test_every_kind_of_config_passes_and_leaves_no_file(name, options, root, all
     assert len(set(os.listdir("/proc/self/fd")) - descriptors) <= 1
 
 
+def test_it_is_told_that_updates_will_be_compiled(options, capsys):
+    check(options("--config", "dqn-cartpole", *SMALL, "--learner.compile", "yes"), seconds=0)
+    assert "updates will be compiled" in capsys.readouterr().out
+
+
 def test_options_are_printed_with_the_defaults_they_differ_from(options, capsys):
     check(options("--config", "dqn-cartpole", *SMALL, "--agent.learning_rate", "0.25"), seconds=0)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
