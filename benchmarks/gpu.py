@@ -271,9 +271,7 @@ def ceiling(options: Options, rates: Mapping[str, float]) -> tuple[str, float]:
     """Return the slowest part, as the run configures it, and its rate."""
     captured, precision = (
         kind(options.device.startswith("cuda")),
-        precision_on(
-            options.device, options.learner.precision, options.model_class, validation.environment_spec(options)
-        ),
+        precision_on(options.device, options.learner.precision, validation.environment_spec(options)),
     )
     parts = ("emulator", f"inference, {captured}", f"updates, {precision}, {captured}")
     return min(((part, rates[part]) for part in parts), key=lambda part: part[1])

@@ -113,7 +113,7 @@ def stable_baselines3(case: str, batch_size: int, seconds: float) -> float:
 def network() -> Model:
     """Return the network of the Nature paper in the precision that runs choose on this machine."""
     model = DQNCNN(DQNCNN.Params(), ATARI)
-    return in_bf16(model) if precision_on("cpu", "auto", DQNCNN, ATARI) == "bf16" else model
+    return in_bf16(model) if precision_on("cpu", "auto", ATARI) == "bf16" else model
 
 
 def acting(num_envs: int, act: Callable[[TimeStep], np.ndarray], seconds: float) -> float:

@@ -35,7 +35,6 @@ class Model(nn.Module, ABC):
     output_kind: ClassVar[str]
     observations: ClassVar[str]  # "image" or "vector"
     reads_vectors: ClassVar[bool] = False  # "image" models: also the vectors that stand beside pictures
-    min_bf16_size: ClassVar[int] = 42  # height and width of images from which bfloat16 pays on CPUs that compute it
     # core/learning/precision.py sets the precision of the networks and the dtype to which images are scaled.
     precision = "float32"
     image_dtype = torch.float32

@@ -612,4 +612,4 @@ class Options(RunOptions):
 
 def _make_model(model_type: str, params: ModelParams, spec: EnvSpec, device: str, precision: str) -> Model:
     model: Model = ModelsDict[model_type](params, spec).to(device)
-    return in_bf16(model) if precision_on(device, precision, type(model), spec) == "bf16" else model
+    return in_bf16(model) if precision_on(device, precision, spec) == "bf16" else model

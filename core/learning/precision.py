@@ -24,22 +24,23 @@ from core.device.recorded_work import is_recording
 from core.model import Model
 from core.specs import EnvSpec
 
+# Height and width from which convolutions are faster in bfloat16 (docs/results/arithmetic.md).
+MIN_IMAGE_SIZE = 42
 # Multiplications of a layer from which oneDNN is faster than MKL on processors that are not Intel's (the same page).
 MIN_PRODUCTS = 1 << 22
 
 
-def precision_on(device: str, precision: str, model: type[Model], spec: EnvSpec) -> str:
-    """Return the precision of a model on a device, with "auto" resolved.
+def precision_on(device: str, precision: str, spec: EnvSpec) -> str:
+    """Return the precision of a process on a device, with "auto" resolved.
 
     On CUDA, "auto" is "tf32". On a CPU, it is "bf16" if the CPU multiplies bfloat16 natively and observations are
-    images of at least the model's `min_bf16_size`, else "float32": smaller networks are faster or slower in bfloat16
-    from case to case (docs/results/arithmetic.md).
+    images of at least 42x42, else "float32": smaller networks are faster or slower in bfloat16 from case to case.
     """
     if precision != "auto":
         return precision
     if device.startswith("cuda"):
         return "tf32"
-    return "bf16" if has_large_images(spec, model.min_bf16_size) and has_native_bf16() else "float32"
+    return "bf16" if has_large_images(spec) and has_native_bf16() else "float32"
 
 
 def use_tf32(enabled: bool) -> None:
@@ -68,9 +69,9 @@ def _is_intel() -> bool:
     return False
 
 
-def has_large_images(spec: EnvSpec, min_size: int = Model.min_bf16_size) -> bool:
-    """Return True if observations are images of at least this height and width."""
-    return spec.is_image and min(spec.picture_shape[:2]) >= min_size
+def has_large_images(spec: EnvSpec) -> bool:
+    """Return True if observations are images of at least 42x42."""
+    return spec.is_image and min(spec.picture_shape[:2]) >= MIN_IMAGE_SIZE
 
 
 def has_native_bf16() -> bool:

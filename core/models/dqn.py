@@ -126,7 +126,6 @@ class RainbowNetwork(QNetwork):
     """
 
     Params, output_kind = RainbowNetworkParams, "distribution"
-    min_bf16_size = 1
 
 
 class RainbowCNN(RainbowNetwork, torso=NormedNatureTorso):

@@ -54,7 +54,6 @@ class ImplicitQuantileNetwork(QNetwork):
     """Quantiles [B, A, N] of each action's return."""
 
     Params, output_kind = IQNNetworkParams, "implicit-quantiles"
-    min_bf16_size = 1
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__(params, spec)

@@ -67,8 +67,7 @@ class LearnerParams:
     cuda_graph: Literal["auto", "on", "off"] = "auto"
     """Run updates as a CUDA graph; auto does with replay_device learner where possible."""
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
-    """Precision of networks; auto is tf32 on a GPU, and on a CPU bf16 for images of 42x42 and more, or of any size with
-    networks of Rainbow and IQN, if it is native."""
+    """Precision of networks; auto is tf32 on a GPU, and on a CPU bf16 for images of 42x42 and more if it is native."""
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers in which several learners send gradients; bfloat16 halves the bytes and rounds to 8 bits."""
     compile: Literal["auto", "yes", "no"] = "no"

@@ -14,7 +14,6 @@ from core.agents.ddpg import DDPG
 from core.learning.precision import Bfloat16Weights, in_bf16, precision_on, use_tf32
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.models.dqn import DQNCNN, RainbowMinAtar
-from core.models.iqn import IQNMinAtar
 from core.models.policy_critic import DDPGCNN, ControlNetworkParams
 from core.models.r2d2 import R2D2MLP
 from core.runtime.parameter_store import ParameterStore
@@ -345,14 +344,11 @@ def test_auto_is_bfloat16_for_images_on_cpus_that_compute_it(capabilities, size,
     frame = ArraySpec(size or (6,), "uint8")
     spec = EnvSpec("any", frame, 4, Discrete(3), is_image=size is not None, max_value=255.0)
     fast = any(capabilities.values()) and size in ((84, 84), (42, 42))
-    assert precision_on("cpu", "auto", DQNCNN, spec) == ("bf16" if fast else "float32")
-    fast_if_small = any(capabilities.values()) and size is not None
-    for distributional in (IQNMinAtar, RainbowMinAtar):
-        assert precision_on("cpu", "auto", distributional, spec) == ("bf16" if fast_if_small else "float32")
+    assert precision_on("cpu", "auto", spec) == ("bf16" if fast else "float32")
     for device in ("cuda", "cuda:1"):
-        assert precision_on(device, "auto", DQNCNN, spec) == "tf32"
+        assert precision_on(device, "auto", spec) == "tf32"
     for named in ("float32", "tf32", "bf16"):
-        assert precision_on("cpu", named, DQNCNN, spec) == precision_on("cuda", named, DQNCNN, spec) == named
+        assert precision_on("cpu", named, spec) == precision_on("cuda", named, spec) == named
 
 
 def test_tf32_is_set_for_the_whole_process():
