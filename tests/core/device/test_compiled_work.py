@@ -121,8 +121,10 @@ def test_compiled_updates_in_bfloat16_err_as_eager_ones(tmp_path):
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
 @pytest.mark.parametrize("has_c_interface", [True, False])
-def test_only_operators_with_a_c_interface_are_called_from_cpp(has_c_interface, tmp_path):
+def test_only_operators_with_a_c_interface_are_called_from_cpp(has_c_interface, monkeypatch, tmp_path):
     """Others have crashed where tensors share memory. So has _foreach_lerp with weights that are tensors."""
+    headers = tmp_path / "headers"
+    monkeypatch.setattr("torch._inductor.codecache._HEADER_DIR", str(headers))
     start, ends, weight, found = torch.randn(5), torch.randn(5), torch.tensor(0.3), torch.zeros(5)
 
     def work():
@@ -135,6 +137,7 @@ def test_only_operators_with_a_c_interface_are_called_from_cpp(has_c_interface, 
         call()
     torch.testing.assert_close(found, torch.lerp(start, ends, weight).cumsum(0))
     assert is_called_from_cpp(tmp_path) is has_c_interface
+    assert not headers.exists()  # they would outlive the run in the folder of temporary files
 
 
 def test_random_numbers_that_are_drawn_between_calls_do_not_repeat(monkeypatch, tmp_path):
