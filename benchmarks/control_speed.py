@@ -1,9 +1,9 @@
 """Compare the speed of continuous control with stable-baselines3's DDPG or SAC: python -m benchmarks.control_speed.
 
-Both sides do the same work: one environment (HalfCheetah-v5 by default), two hidden layers of 256 units, one update
-of 256 samples per agent step, uniform memory, the same noise, all cores. The sides take turns (A B A B) in processes
-of their own. Reported are the median and the ratio of each pair. Start-up, random first actions and imports are not
-counted.
+Both sides do the same work on all cores: one environment (HalfCheetah-v5 by default), two hidden layers of 256 units,
+uniform memory and the same noise. Each makes one update of 256 samples per agent step. The sides take turns (A B A B)
+in processes of their own. Reported are the median and the ratio of each pair. Start-up, random first actions and
+imports are not counted.
 
 Then two parts take turns likewise:
 

@@ -4,12 +4,11 @@
     python -m benchmarks.history --codec raw --jobs 1
 
 The program plays agent steps at random (every action equally likely) as an actor of the row dqn-breakout does: its
-environments, its stored fields, its memory `prioritized` with a ring buffer of so many steps,
-`replay.frame_compression` lz4 or
-raw, which takes 7 GB per million steps. Each game has a process of its own, `--jobs` of them at once. A game that the
-results already contain with as many steps is not played again, so that a long measurement can be stopped and
-continued. `--steps 20000` is a quick try, in which the two megabytes of uncompressed frames, which do not grow, weigh
-more.
+environments, its stored fields, its memory `prioritized` with a ring buffer of so many steps.
+`replay.frame_compression` is lz4 or raw, which takes 7 GB per million steps. Each game has a process of its own,
+`--jobs` of them at once. A game that the results already contain with as many steps is not played again, so that a long
+measurement can be stopped and continued. `--steps 20000` is a quick try, in which the two megabytes of uncompressed
+frames, which do not grow, weigh more.
 
 Bytes of lz4 are reported in three ways:
 

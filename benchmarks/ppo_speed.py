@@ -3,8 +3,8 @@
 All sides do the same work on all cores: environments, steps of a rollout, epochs, minibatches, network and optimiser
 are those of CleanRL's scripts, which the rows `ppo-pong`, `ppo-halfcheetah` and `ppo-cartpole` have as well. The sides
 take turns (A B A B) in processes of their own. Agent steps are counted from the end of one rollout to the end of
-another, after a start that is not counted, and divided by the wall clock and by the processor time of all processes of
-the side. Processor time says little of what waits, and nothing of other programs on the machine. Reported are medians
+another; the start is not counted. They are divided by the wall clock and by the processor time of all processes of the
+side. Processor time says little of what waits, and nothing of other programs on the machine. Reported are medians
 and the ratios to the first side. `taskset -c 0` before the command compares on one core.
 
 `make bench` installs stable-baselines3 into .venv. The others need packages that no environment holds with ours:

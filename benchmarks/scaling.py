@@ -74,10 +74,9 @@ ADVICE = """\
   `actor.parameter_pull_period`. Many actors per node cost less than many nodes.
 - **Ingest.** The ingest is one process. Longer chunks (`actor.chunk_length`, `num_envs_per_actor`) need fewer messages
   and the same copies. Actors on the learner's node do not use it.
-- **Learner.** Use a GPU, fewer samples per step (`rate_limiter.samples_per_insert` 0.8 in place of 8, like Ape-X),
-  larger
-  batches, or several learners with a GPU each (`num_learners`). Otherwise the rate limiter makes actors wait, and more
-  actors stay idle.
+- **Learner.** Use a GPU, or fewer samples per step (`rate_limiter.samples_per_insert` 0.8 in place of 8, like Ape-X).
+  Larger batches and several learners with a GPU each (`num_learners`) also help. Otherwise the rate limiter makes
+  actors wait, and more actors stay idle.
 - **All-reduce.** Larger batches (`agent.batch_size`), `learner.gradient_dtype bfloat16`, or a faster network.
 - **Replay.** Many actors overwrite a million steps within minutes: raise `memory.capacity` with
   `replay.frame_compression lz4`.
@@ -238,8 +237,8 @@ def _learners(update: float, allreduce: dict[str, Any]) -> list[str]:
         *lines,
         _paragraph(
             f"Parameters limit no agent steps, only their age. With 10,000 actors, {largest.actors_per_node} on a "
-            f"node, every node can have a new version each {fresh[0]:.1f} s from one learner, and each {fresh[1]:.1f} "
-            f"s from {largest.learners} learners."
+            f"node, one learner can give every node a new version each {fresh[0]:.1f} s. {largest.learners} learners "
+            f"can give every node one each {fresh[1]:.1f} s."
         ),
         "",
         _paragraph(
@@ -288,9 +287,9 @@ def _simulated(result: dict[str, Any]) -> list[str]:
         ),
         _paragraph(
             f"- **A learner's node fails.** A run that is resumed {RESUME_SECONDS:.0f} s later loses {lost:,} updates "
-            f"since its checkpoint and is at full rate after {resumed['learner']:.0f} s. An elastic run "
+            f"since its checkpoint. The resumed run is at full rate after {resumed['learner']:.0f} s. An elastic run "
             "(`supervisor.elastic`) goes on with the learners left. If it regroups within "
-            f"{REGROUP_SECONDS:.0f} s, it loses no update, is at full rate after {elastic['learner']:.0f} s, and "
+            f"{REGROUP_SECONDS:.0f} s, it loses no update and is at full rate after {elastic['learner']:.0f} s. It "
             "pauses again when another node takes the place."
         ),
         "",

@@ -65,8 +65,8 @@ def make_learner_output(
 class Exploration(Protocol):
     """One actor's departure from the greedy policy.
 
-    The agent makes it, the actor keeps it, and `update` adapts it to the agent steps of the run, and to those of them
-    since learning started (rate_limiter.min_replay_size).
+    The agent makes it and the actor keeps it. `update` adapts it to the agent steps of the run, and to those since
+    learning started (rate_limiter.min_replay_size).
     """
 
     def update(self, agent_steps: int, learning_steps: int) -> None: ...

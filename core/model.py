@@ -25,8 +25,8 @@ class Model(nn.Module, ABC):
     - "q": action values [B, A]
     - "recurrent-q": action values [B, A] of OARInputs
     - "distribution": numbers of a distribution of returns for each action [B, A, atoms]
-    - "implicit-quantiles": quantiles of returns for each action [B, A, N], at the N fractions of QuantileInputs or, of
-      a plain observation, at fractions that the model chooses to act by
+    - "implicit-quantiles": quantiles of returns for each action [B, A, N], at the N fractions of QuantileInputs; of a
+      plain observation, at fractions that the model chooses to act by
     - "actor-critic": ActorCriticOutput
     - the kinds of PolicyAndCritic
     """

@@ -182,8 +182,8 @@ def longest_name(signature: str) -> str:
 def save(options: Options, file_settings: Mapping[str, Any], environment: str | None = None) -> None:
     """Write run.json for later starts that continue or test this run.
 
-    A continued run keeps the content that the file had `before`, or None if that was lost, because its checkpoint may
-    not fit the new options. A run that began from a model file keeps its `model_file` when it is continued.
+    A continued run keeps the content that the file had `before`, because its checkpoint may not fit the new options. If
+    that content was lost, `before` is None. A run that began from a model file keeps its `model_file`.
 
     Args:
         options: The options of this start.

@@ -2,8 +2,8 @@
 
 - Dueling and noisy layers are options of its models, prioritised replay is a memory, Munchausen targets are options
   (M-IQN, 2007.14430).
-- The target's action is the best by the mean of the same N' quantiles that the target consists of, or with `double_q`
-  by the mean of N' quantiles of the online network. The paper draws K = 32 further fractions for that choice.
+- The target's action is the best by the mean of the same N' quantiles that the target consists of. With `double_q` it
+  is the best by N' quantiles of the online network. The paper draws K = 32 further fractions for that choice.
 - Priorities are losses, as Rainbow's are. A new step has the largest priority seen.
 - Deviation: a truncated episode bootstraps from its final observation.
 """

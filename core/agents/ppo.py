@@ -1,8 +1,9 @@
 """PPO (1707.06347): several epochs of minibatches over a rollout, with a clipped surrogate objective.
 
 - The details are those that Huang et al. list ("The 37 implementation details of PPO", ICLR blog track 2022) and that
-  CleanRL implements: orthogonal weights, Adam with epsilon 1e-5, annealed learning rate, GAE, advantages normalised in
-  each minibatch, clipped value loss, entropy bonus, gradients clipped at 0.5, an optional limit on the KL.
+  CleanRL implements. Weights are orthogonal at first, Adam has epsilon 1e-5, and the learning rate is annealed.
+  Advantages are GAE, normalised in each minibatch; the value loss is clipped; the loss has an entropy bonus. Gradients
+  are clipped at 0.5, and the KL may have a limit.
 - The memory `rollouts` collects synchronously: every rollout is by the newest parameters, and its advantages are GAE.
   The memory `queue` collects asynchronously, as Sample Factory's APPO (2006.11751): actors never wait, and advantages
   and targets are corrected by V-trace, which equals GAE where policies are alike.

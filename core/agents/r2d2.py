@@ -1,8 +1,8 @@
 """R2D2: recurrent replay distributed DQN (Kapturowski et al. 2019, r1lyTjAqYX).
 
-- From the paper: sequences that start with the recurrent state the actor stored, burn-in (section 3), n-step double
-  targets under a rescaling of values (section 2.3, after 1805.11593), priorities eta max |td| + (1 - eta) mean |td| of
-  a sequence, and the epsilon ladder of Ape-X.
+- Sequences start with the recurrent state that the actor stored, and with a burn-in (section 3).
+- Targets are n-step double targets under a rescaling of values (section 2.3, after 1805.11593).
+- A sequence's priority is eta max |td| + (1 - eta) mean |td|. Epsilon is the ladder of Ape-X.
 - Deviations: sequences may cross episodes, and the state is reset where an episode begins; a truncated episode
   bootstraps from its final observation; the n steps after the trained ones are read as well, so that every trained step
   has an n-step target.
@@ -64,8 +64,8 @@ class R2D2Params(QLearningParams):
 class R2D2(QLearning):
     """Recurrent Q-learning of sequences.
 
-    The acting state is the model's and, last, the action [B] that led here. The loss is squared td / 2, summed over the
-    trained steps of a sequence, times its importance weight, mean over the batch, as in Acme's R2D2.
+    The acting state is the model's and, last, the action [B] that led here. As in Acme's R2D2, a sequence's loss is the
+    sum of td^2 / 2 over its trained steps, times its importance weight. The batch's is their mean.
     """
 
     Params = R2D2Params

@@ -1,9 +1,9 @@
 """Start processes in milliseconds: the fork server, a copy of main that forks a process at each request.
 
 `running` forks the server from main once the heavy modules are imported, and before main runs code of a user. At that
-time main has one thread, no device and no environment, so a fork of it is as good as a new interpreter. A process of
-the server gets main's import path, working folder, environment variables and standard streams as they are at its start,
-as a spawned one does, and a random state of its own.
+time main has one thread, no device and no environment, so a fork of it is as good as a new interpreter. As a spawned
+process does, a process of the server gets main's import path, working folder, environment variables and standard
+streams of the moment. It has a random state of its own.
 
 - The server and its processes end with main, because the kernel kills each of them with its parent.
 - The server has no thread, and unlike that of `multiprocessing` no address at which another program could reach it.

@@ -1,8 +1,8 @@
 """Ends what environments start (programs, forks, workers of multiprocessing) together with their process.
 
-The local engine starts each process with the environment variable MARK, which programs that it starts inherit, even in
-a process group or session of their own. Its forks inherit a mapped file of that name (`mark_forks`): the kernel shows
-the variables with which a program began, and a process of the fork server is a fork of main.
+The local engine starts each process with the environment variable MARK. Programs that the process starts inherit it,
+even in a process group or session of their own. Its forks inherit a mapped file of that name (`mark_forks`): the kernel
+shows the variables with which a program began, and a process of the fork server is a fork of main.
 
 The kernel ends a process of a run together with main, but not what that process started. Therefore this file is also a
 program, the *sweeper*: it waits for the end of main, however main ends, and then ends every process that has the run's

@@ -3,10 +3,10 @@
 The module also has what both rules of replay need, uniform and prioritised (core/memories/prioritized.py): the steps at
 which windows may start, the reading of windows while actors write, and replay on the learner's device.
 
-On a device, sampling and the writing of priorities are tensor operations of fixed shapes in which Python reads no
-value, so that whole updates can be captured. Only `refresh`, between updates, looks at what actors wrote. Between two
-calls of `refresh` no step changes. A priority that is written back within its update therefore always meets the step
-that it was computed from.
+On a device, sampling and the writing of priorities are tensor operations of fixed shapes. Python reads no value of
+them, so whole updates can be captured. Only `refresh`, between updates, looks at what actors wrote. Between two calls
+of `refresh` no step changes. A priority that is written back within its update therefore always meets the step that it
+was computed from.
 """
 
 import math

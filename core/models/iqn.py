@@ -3,8 +3,9 @@
     phi_j(tau) = relu(sum_{i<64} cos(pi i tau) w_ij + b_j),    Z_tau(x, a) = f(psi(x) * phi(tau))_a    (equation 4)
 
 - psi is a DQN network's torso and f its head, which may be dueling and noisy.
-- Quantiles of a plain observation are those to act by: in training at `acting_quantiles` uniform fractions, as in the
-  paper, in evaluation at the middles of as many equal parts, so that evaluations and exported networks draw nothing.
+- Quantiles of a plain observation are those to act by. In training they are at `acting_quantiles` uniform fractions, as
+  in the paper. In evaluation they are at the middles of as many equal parts, so that evaluations and exported networks
+  draw nothing.
 """
 
 import math

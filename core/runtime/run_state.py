@@ -40,8 +40,8 @@ class RunCounters:
     step, because no action was taken there. `inserted` and `sampled` count the agent steps that the current replay
     received and gave; they restart with an empty replay.
 
-    Actor i has its steps in the memory of learner i modulo num_learners, so rows [learner::num_learners] of every count
-    are what this learner and its actors have done: its *total*.
+    Actor i has its steps in the memory of learner i modulo num_learners. The sum of rows [learner::num_learners] of a
+    count is therefore the learner's *total*: what it and its actors have done.
     """
 
     def __init__(self, num_actors: int, num_learners: int):

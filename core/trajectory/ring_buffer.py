@@ -269,8 +269,8 @@ class GatherThreadPool:
 def first_valid_step(arrays: SharedArrays, layout: Layout) -> np.ndarray:
     """Return the oldest step id of each actor that cannot have been overwritten until now, [num_actors] int64.
 
-    Older steps may be lost to the chunk being written and its bootstrap step, to the frame arena, or to a checkpoint
-    that left them out.
+    The chunk being written, its bootstrap step and the frame arena may overwrite older steps. A checkpoint may have
+    left them out.
     """
     overwritten = arrays["written"][:, 0] - layout.ring_length + layout.chunk_length + 1
     first: np.ndarray = np.maximum(overwritten, arrays["oldest"][:, 0])

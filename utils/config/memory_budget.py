@@ -63,8 +63,8 @@ def layouts(options: Options, spec: EnvSpec, agent: Agent) -> list[Layout]:
 def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> int:
     """Return the bytes of the replay in main memory.
 
-    These are the rings, the unrolls that a memory keeps outside them, copies on a learner's device that is the CPU, and
-    copies that are made for checkpoints.
+    They hold the rings, the unrolls that a memory keeps outside them, and copies that are made for checkpoints. They
+    also hold the copies on a learner's device if that is the CPU.
     """
     own_bytes, copies = options.memory_class.own_bytes, 1 + options.learner.checkpoint_replay
     stored = sum(copies * (rows.nbytes + own_bytes(options.memory, rows, window.length)) for rows in rings)

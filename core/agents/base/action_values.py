@@ -52,8 +52,8 @@ class ActionValueParams(OptimizerParams, AgentParams):
 class EpsilonGreedy:
     """Epsilon-greedy exploration of E environments.
 
-    Epsilon falls linearly from the first update on, as in Nature DQN's code, differs between environments by a fixed
-    ladder, or falls linearly to the ladder.
+    By "linear" epsilon falls from the first update on, as in Nature DQN's code. By "ladder" it differs between
+    environments and is fixed, and by "linear-ladder" it falls to that ladder.
     """
 
     def __init__(

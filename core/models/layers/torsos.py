@@ -281,8 +281,8 @@ class NatureTorso(TorsoParams):
 class SmallTorso(TorsoParams):
     """Convolutions for 42x42 and machines without a GPU: with 16 planes 16 4x4/2, 32 4x4/2, 32 3x3/2.
 
-    Their strides are those of the 2013 DQN network (1312.5602) on half its resolution, with one more convolution in
-    place of its large hidden layer's input.
+    Their strides are those of the 2013 DQN network (1312.5602) on half its resolution. One more convolution shrinks the
+    input of the hidden layer.
     """
 
     planes: int = Field(default=16, ge=1, le=1_024)
