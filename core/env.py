@@ -4,6 +4,8 @@ A step that ends an episode returns `last`. The step after it ignores its action
 `first` with reward 0. Both kinds of end keep the true final observation: a termination sets `discount` to 0, a
 truncation leaves it at 1.
 
+The arrays of a time step hold until the next call of `step` or `recv`, which may reuse them.
+
 Where `EnvSpec.has_action_mask` is set, each time step says which actions are legal at its observation. At least one is,
 unless the episode has terminated.
 

@@ -96,7 +96,7 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
 class EnvStep(NamedTuple):
     """One step of all environments, those of the first split first."""
 
-    before: TimeStep
+    before: TimeStep  # of a stack of frames the newest one only
     output: ActorOutput
     after: TimeStep
     state: State  # the recurrent state that the actions were chosen with
@@ -116,10 +116,12 @@ class EnvSplit:
         self._state = self._initial_state
 
     def send_actions(self) -> None:
-        state = restart(self._state, self._timestep.first, self._initial_state)
-        self._sent = self._timestep, self._agent.act(self._timestep, state, self.exploration), state
+        timestep = self._timestep
+        state = restart(self._state, timestep.first, self._initial_state)
+        output = self._agent.act(timestep, state, self.exploration)
+        self._sent = _stored_copy(timestep, bool(self._env.spec.frame_stack)), output, state
         self._mark_phase("forward")
-        self._env.send(self._sent[1].action)
+        self._env.send(output.action)
         self._mark_phase("environment")
 
     def receive_steps(self) -> EnvStep:
@@ -185,6 +187,17 @@ class DoubleBufferedEnvs:
         """Return the means of the splits' exploration statistics."""
         statistics = [split.exploration.statistics() for split in self._splits]
         return {name: sum(values[name] for values in statistics) / len(statistics) for name in statistics[0]}
+
+
+def _stored_copy(timestep: TimeStep, is_stacked: bool) -> TimeStep:
+    """Copy what the memory stores of a time step, because the environment may reuse its arrays in the next step."""
+    observation, mask = timestep.observation[:, -1:] if is_stacked else timestep.observation, timestep.action_mask
+    return timestep._replace(
+        observation=observation.copy(),
+        first=timestep.first.copy(),
+        last=timestep.last.copy(),
+        action_mask=None if mask is None else mask.copy(),
+    )
 
 
 def _concatenated(parts: Sequence[Any]) -> Any:
