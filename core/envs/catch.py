@@ -44,7 +44,7 @@ class CatchEnv(Env):
     ):
         check_construction(num_envs, num_threads, render_mode)
         if render_mode == "human":
-            raise ValueError('catch opens no window; use render_mode "rgb_array"')
+            raise ValueError('catch opens no window; use --record, or render_mode "rgb_array"')
         self._params, self._num_envs, self._render_mode, self._actions = params, num_envs, render_mode, Discrete(3)
         frame = ArraySpec((params.rows, params.columns, 2), "uint8")
         self.spec = EnvSpec(

@@ -26,7 +26,7 @@ from core.env import (
     reset_timestep,
     resized,
 )
-from core.envs.gym_make import frame_rate, make_env
+from core.envs.gym_make import MadeEnv, apply_wrappers, frame_rate, make_env
 from core.envs.gym_spaces import ActionConverter, InvalidPartError, MaskReader, ObservationConverter
 from core.specs import ArraySpec, EnvSpec
 from core.types import TimeStep
@@ -90,7 +90,7 @@ class GymEnv(Env):
         render_mode: str | None = None,
     ):
         check_construction(num_envs, num_threads, render_mode)
-        made = [make_env(game, params.legacy, render_mode, params.kwargs, params.wrappers) for _ in range(num_envs)]
+        made = [self._make(params, game, render_mode) for _ in range(num_envs)]
         env = made[0].env
         convert = ObservationConverter(env.observation_space, params.observation_keys)
         self._convert_action, where = ActionConverter(env.action_space), params.action_mask
@@ -146,6 +146,16 @@ class GymEnv(Env):
         reward = clipped(raw_reward, self._clipping)
         observation = self._stacked(np.stack(observations), first)
         return TimeStep(observation, reward, discount, first, self._ended, raw_reward, self._legal())
+
+    @staticmethod
+    def _make(params: GymParams, game: str, render_mode: str | None) -> MadeEnv:
+        """Make one environment, with the wrappers around the id's limit of an episode."""
+        made = make_env(game, params.legacy, render_mode, params.kwargs)
+        if params.wrappers == "[]":
+            return made  # CheckedEnv applies the limit
+        if params.max_steps is None and made.max_steps is not None:
+            made = made._replace(env=gym.wrappers.TimeLimit(made.env, made.max_steps), max_steps=None)
+        return made._replace(env=apply_wrappers(made.env, params.wrappers))
 
     @classmethod
     def gymnasium_env(cls, params: GymParams, game: str) -> gym.Env[Any, Any]:

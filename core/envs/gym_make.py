@@ -36,7 +36,7 @@ class MadeEnv(NamedTuple):
     reward_threshold: float | None = None
 
 
-def make_env(game: str, legacy: str, render_mode: str | None, kwargs: str = "{}", wrappers: str = "[]") -> MadeEnv:
+def make_env(game: str, legacy: str, render_mode: str | None, kwargs: str = "{}") -> MadeEnv:
     """Make one environment.
 
     Args:
@@ -44,22 +44,19 @@ def make_env(game: str, legacy: str, render_mode: str | None, kwargs: str = "{}"
         legacy: As GymParams.legacy.
         render_mode: "human" or "rgb_array"; None renders nothing.
         kwargs: Arguments of the environment, a JSON object.
-        wrappers: Wrappers around it, a JSON list (see GymParams).
 
     Raises:
-        ValueError: The id is unknown (the message has the closest ones), the environment does not take an argument, or
-            a wrapper is not valid.
+        ValueError: The id is unknown (the message has the closest ones), or the environment does not take an argument.
         ImportError: A package is missing; the message has the pip command.
     """
     # not every constructor knows render_mode
     arguments = parse_kwargs(kwargs) | ({} if render_mode is None else {"render_mode": render_mode})
     try:
-        made = _make(game, arguments) if legacy == "none" else _make_legacy(game, legacy, arguments)
+        return _make(game, arguments) if legacy == "none" else _make_legacy(game, legacy, arguments)
     except TypeError as error:
         if kwargs == "{}":
             raise
         raise ValueError(f"env.kwargs={kwargs}: {error}") from error
-    return made._replace(env=apply_wrappers(made.env, wrappers))
 
 
 def _make(game: str, arguments: dict[str, Any]) -> MadeEnv:

@@ -235,7 +235,7 @@ def _joined_pictures(pictures: list[_Leaf], leaves: list[_Leaf]) -> ArraySpec:
     """
     shapes = [tuple(leaf.space.shape or ()) for leaf in pictures]
     for leaf, shape in zip(pictures, shapes):
-        if shape[0] in (1, 3, 4) and len(shape) == 3 and shape[0] < shape[1] == shape[2]:
+        if len(shape) == 3 and shape[0] <= 4 and shape[0] < shape[1] and (shape[1] == shape[2] or min(shape[1:]) >= 16):
             raise ValueError(
                 f"{leaf.name} {list(shape)} of the observations has its planes first, and pictures are [H, W, planes]: "
                 "move them by a wrapper of env.wrappers, as one of your own"

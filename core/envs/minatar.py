@@ -63,7 +63,7 @@ class MinAtarEnv(Env):
     ):
         check_construction(num_envs, num_threads, render_mode)
         if render_mode == "human":
-            raise ValueError('MinAtar opens no window; use render_mode "rgb_array"')
+            raise ValueError('MinAtar opens no window; use --record, or render_mode "rgb_array"')
         name = resolve_name(game, GAMES)
         self._games = [_game_module(name).Env(ramping=params.difficulty_ramping) for _ in range(num_envs)]
         self._actions = np.array(self._games[0].minimal_action_set() if params.minimal_action_set else range(6))

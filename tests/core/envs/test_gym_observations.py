@@ -218,10 +218,15 @@ def test_a_key_keeps_the_picture_alone(shown):
     np.testing.assert_array_equal(alone.reset(0).observation, [picture, picture])
 
 
-@pytest.mark.parametrize("shape", [(3, 84, 84), (1, 7, 7)])
+@pytest.mark.parametrize("shape", [(3, 84, 84), (1, 7, 7), (3, 64, 96), (4, 210, 160), (2, 84, 84)])
 def test_pictures_with_their_planes_first_are_refused(shape):
     with pytest.raises(ValueError, match=r"\[\d, \d+, \d+\] of the observations has its planes first"):
         ObservationConverter(spaces.Box(0, 255, shape, np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 16), (3, 3, 20), (64, 96, 3), (4, 4, 4)])
+def test_low_pictures_are_taken(shape):
+    assert ObservationConverter(spaces.Box(0, 255, shape, np.uint8)).frame.shape == shape
 
 
 def test_pictures_of_one_size_are_joined_and_others_refused(shown):

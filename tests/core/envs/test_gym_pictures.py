@@ -146,6 +146,17 @@ def test_kwargs_reach_the_environment_and_wrappers_keep_order():
     assert swapped.step(np.zeros(1, np.int64)).raw_reward.tolist() == [12.0]  # 2 * (1 + 5)
 
 
+@pytest.mark.parametrize(("max_steps", "length"), [(None, 50), (30, 30)])
+def test_wrappers_stand_around_the_limit_of_an_id(max_steps, length):
+    """Pendulum's limit is 200 steps, of which the wrapper takes four at a time."""
+    wrappers = [["gymnasium.wrappers:MaxAndSkipObservation", {"skip": 4}], "gymnasium.wrappers:TimeAwareObservation"]
+    wrappers = wrappers if max_steps is None else wrappers[:1]
+    env = GymEnv(GymParams(wrappers=json.dumps(wrappers), max_steps=max_steps), "Pendulum-v1", 1)
+    env.reset(0)
+    steps = [env.step(np.zeros((1, 1), np.float32)) for _ in range(length)]
+    assert [step.last.item() for step in steps] == [False] * (length - 1) + [True] and steps[-1].discount == 1
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
