@@ -30,7 +30,7 @@ class Episode(NamedTuple):
     score: float  # sum of raw rewards
     length: int  # agent steps
     truncated: bool
-    solved: bool | None
+    success: bool | None  # as the environment says; None if it did not say yet
 
 
 class RenderedStep(NamedTuple):
@@ -45,11 +45,19 @@ class RenderedStep(NamedTuple):
     diagnostics: dict[str, np.ndarray]
 
 
-def results_of(episodes: Sequence[Episode]) -> EpisodeResults:
-    """Return the results of these episodes, of which there is at least one, in this order."""
-    scores, lengths, truncated, solved = zip(*episodes)
-    known = None if None in solved else np.array(solved, bool)
-    return EpisodeResults(np.array(scores, np.float64), np.array(lengths, np.int64), np.array(truncated), known)
+def results_of(episodes: Sequence[Episode], threshold: float | None) -> EpisodeResults:
+    """Return the results of these episodes, of which there is at least one, in this order.
+
+    An episode is solved if its environment says so. Some environments speak of successes only, so that one statement
+    makes silence a failure. Without any statement an episode is solved if its score reaches the threshold.
+    """
+    scores, lengths, truncated, successes = zip(*episodes)
+    returns, solved = np.array(scores, np.float64), None
+    if any(success is not None for success in successes):
+        solved = np.array([success is True for success in successes])
+    elif threshold is not None:
+        solved = returns >= threshold
+    return EpisodeResults(returns, np.array(lengths, np.int64), np.array(truncated), solved)
 
 
 def play_episodes(
@@ -67,8 +75,7 @@ def play_episodes(
     - Each environment plays a fixed number of episodes, so that those with short episodes do not contribute more.
     - An episode of `max_steps` steps counts as truncated. Its environment then waits until the game ends, or until all
       environments with episodes left wait and all are reset.
-    - An episode is solved if `Env.success` says so at its last step. Without such a statement it is solved if its score
-      reaches EnvSpec.reward_threshold.
+    - An episode is solved if `Env.success` says so at its last step, or by EnvSpec.reward_threshold (`results_of`).
 
     Args:
         agent: Chooses the actions.
@@ -160,15 +167,13 @@ class _EpisodeScheduler:
 
     def results(self) -> EpisodeResults:
         return results_of(
-            [episode for played in zip_longest(*self._finished) for episode in played if episode is not None]
+            [episode for played in zip_longest(*self._finished) for episode in played if episode is not None],
+            self._env.spec.reward_threshold,
         )
 
     def _finish(self, env_ind: int, truncated: bool) -> Episode:
         score, length = self.running(env_ind)
-        threshold, solved = self._env.spec.reward_threshold, self._env.success(env_ind)
-        if solved is None and threshold is not None:
-            solved = score >= threshold
-        episode = Episode(score, length, truncated, solved)
+        episode = Episode(score, length, truncated, self._env.success(env_ind))
         self._finished[env_ind].append(episode)
         self._remaining[env_ind] -= 1
         return episode

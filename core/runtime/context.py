@@ -1,5 +1,6 @@
 """Hand each single-process the options of the run and the shared memory that connects it with the others."""
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,9 +96,14 @@ class Context:
         return int(sequence.generate_state(1)[0] >> 1)
 
     def seed_everything(self, role: str, index: int, salt: int = 0) -> np.random.Generator:
-        """Seed torch's global generator for this process, and return a numpy generator for everything else."""
+        """Seed the global generators of this process, and return a numpy generator of its own.
+
+        Only environments of other authors use those of Python and numpy.
+        """
         seed = self.seed(role, index, salt)
         torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
         return np.random.default_rng(seed)
 
 

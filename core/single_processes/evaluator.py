@@ -43,6 +43,8 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
                 schedule.start(counters.agent_steps)
                 version = context.parameters.pull(agent.model, version)
                 best = yield from _evaluate(context, index, agent, env, best)
+                if run_state.interrupted:
+                    break
                 if params.record_every and counters.evaluations % params.record_every == 0:
                     yield from _record(context, index, agent)
             elif not stopping:

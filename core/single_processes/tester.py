@@ -69,7 +69,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         )
     if played is None and not ended:
         return
-    results = results_of(ended) if played is None else played
+    results = results_of(ended, context.spec.reward_threshold) if played is None else played
     summary = summarise(results, options.env_class, context.spec.name)
     numbers = ", ".join(f"{name} {_format_number(value)}" for name, value in summary.items())
     _print(f"{path.name} on {context.spec.name}: {numbers}")

@@ -1,8 +1,10 @@
 """The evaluator keeps the run's best model by the score in its file."""
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -66,6 +68,34 @@ def test_an_evaluation_reports_episodes_and_the_share_solved(context: Context, m
         reported = {record.name: record.value for record in context.logs.drain()[0]}
         assert reported["evaluator/episodes"] == 3 and reported["evaluator/episodic_return_mean"] == 15
         assert {name: value for name, value in reported.items() if "solved" in name} == solved
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_interrupted_evaluation_is_not_recorded(
+    context: Context, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    recorded = list[int]()
+    context.options.evaluator = EvaluatorParams(steps=1, episodes=1, record_every=1)
+    monkeypatch.setattr("core.single_processes.evaluator._record", lambda *arguments: recorded.append(1) or iter(()))
+    running = evaluator(context, 0)
+    assert next(running) is False
+    context.parameters.publish(Network())
+    context.counters.count_agent_steps(0, 1)
+    assert next(running) is True  # a step of the evaluation's episode
+    if interrupted:
+        context.run_state.interrupt()
+    while next(running, False):
+        """The rest of the episode."""
+    assert len(recorded) == (not interrupted)
+
+
+@pytest.mark.parametrize("role", ["actor", "evaluator"])
+def test_environments_that_draw_from_global_generators_repeat(context: Context, role: str) -> None:
+    draws = []
+    for index in (0, 0, 1):
+        context.seed_everything(role, index)
+        draws.append((random.random(), np.random.rand(), torch.rand(()).item()))  # noqa: NPY002
+    assert draws[0] == draws[1] != draws[2]
 
 
 def test_a_model_file_from_before_a_new_run_does_not_count(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
