@@ -17,7 +17,8 @@ from core.ops.actions import random_legal_actions
 from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import TimeStep
 
-EXPECTED_DTYPES = {"f": "float32", "b": "bool", "u": "uint8", "i": "int64"}
+FLOATS = np.dtype("float32"), np.dtype("float64"), np.dtype("float16")
+BOOLS = (np.dtype("bool"),)
 
 
 class ValidatedEnv(Env):
@@ -26,8 +27,8 @@ class ValidatedEnv(Env):
     A check costs a few microseconds a step of all environments. A mask that is returned always has a legal action.
 
     Raises:
-        ValueError: a field has another type, shape or kind of dtype, or is not finite. The message names field, value,
-            environment and step.
+        ValueError: a field has another type, shape or dtype (floats may have any precision), or is not finite in
+            float32. The message names field, value, environment and step.
         ForeignCodeError: the environment's own code raised something that would end or mislead the process.
     """
 
@@ -36,11 +37,14 @@ class ValidatedEnv(Env):
         self._steps = self._first_env = 0
         self._foreign_code = foreign_code(f"environment {env.spec.name}")
         shapes = {"observation": (num_envs, *env.spec.observation_shape)}
-        kinds = {"observation": np.dtype(env.spec.frame.dtype).kind, "first": "b", "last": "b"}
-        self._expected = [(name, shapes.get(name, (num_envs,)), kinds.get(name, "f")) for name in TimeStep._fields[:-1]]
+        frame = np.dtype(env.spec.frame.dtype)
+        dtypes = {"observation": FLOATS if frame.kind == "f" else (frame,), "first": BOOLS, "last": BOOLS}
+        self._expected = [
+            (name, shapes.get(name, (num_envs,)), dtypes.get(name, FLOATS)) for name in TimeStep._fields[:-1]
+        ]
         self._is_masked = env.spec.action_mask is not None
         if env.spec.action_mask:
-            self._expected.append(("action_mask", (num_envs, *env.spec.action_mask.shape), "b"))
+            self._expected.append(("action_mask", (num_envs, *env.spec.action_mask.shape), BOOLS))
 
     def reset(self, seed: int) -> TimeStep:
         with self._foreign_code:
@@ -83,15 +87,14 @@ class ValidatedEnv(Env):
             raise ValueError(
                 f"{self.spec.name} returned {reprlib.repr(timestep)} at step {self._steps}, expected a TimeStep"
             )
-        for (name, shape, kind), value in zip(self._expected, timestep):
-            if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype.kind != kind:
+        for (name, shape, dtypes), value in zip(self._expected, timestep):
+            if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype not in dtypes:
                 actual = f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else reprlib.repr(value)
                 raise ValueError(
-                    f"{name} of {self.spec.name} at step {self._steps} is {actual}, "
-                    f"expected {EXPECTED_DTYPES[kind]} {list(shape)}"
+                    f"{name} of {self.spec.name} at step {self._steps} is {actual}, expected {dtypes[0]} {list(shape)}"
                 )
-            if kind == "f" and not np.isfinite(value).all():
-                env_ind, *element = (int(index) for index in np.argwhere(~np.isfinite(value))[0])
+            if dtypes is FLOATS and not (finite := np.isfinite(value.astype(np.float32, copy=False))).all():
+                env_ind, *element = (int(index) for index in np.argwhere(~finite)[0])
                 where = f" (element {element})" if element else ""
                 number = value[env_ind, *element]
                 env_ind += self._first_env
@@ -99,7 +102,13 @@ class ValidatedEnv(Env):
                     f"{name} of environment {env_ind} of {self.spec.name} at step {self._steps} "
                     f"is {number}{where}, expected finite values"
                 )
-        return self._with_legal_actions(timestep) if self._is_masked else timestep
+        if self._is_masked:
+            return self._with_legal_actions(timestep)
+        if timestep.action_mask is not None:
+            raise ValueError(
+                f"{self.spec.name} returned an action_mask at step {self._steps}, and its spec says no has_action_mask"
+            )
+        return timestep
 
     def _with_legal_actions(self, timestep: TimeStep) -> TimeStep:
         """Allow all actions where the episode has terminated and the environment allows none."""
@@ -162,7 +171,7 @@ def play_randomly(env: Env, num_envs: int, steps: int, seed: int) -> tuple[list[
         if violations:
             return [f"step {number} of random play: {violation}" for violation in violations], episodes
         episodes += int(timestep.last.sum())
-        # A copy, because an environment may reuse its arrays.
+        # Copies, because an environment may reuse its arrays.
         previous = TimeStep._make(None if field is None else np.array(field) for field in timestep)
         timestep = env.step(random_actions(env.spec.action, num_envs, generator, timestep.action_mask))
     return [], episodes
@@ -185,6 +194,12 @@ def contract_violations(spec: EnvSpec, timestep: TimeStep, previous: TimeStep | 
     starts, rule = np.ones(len(first), bool), "a reset starts an episode in every environment"
     if previous is not None:
         starts, rule = previous.last, "an episode starts exactly where one ended before"
+    misplaced = np.zeros(len(first), bool)
+    if spec.frame_stack:
+        older = np.zeros_like(timestep.observation[:, 1:])
+        if previous is not None:
+            older[~first] = previous.observation[~first, 1:]
+        misplaced = (timestep.observation[:, :-1] != older).reshape(len(first), -1).any(1)
     outside, rewarded = (discount < 0) | (discount > 1), (timestep.reward != 0) | (timestep.raw_reward != 0)
     violations = {
         f"discount of environments {{}} is outside 0 .. 1: {discount[outside]}": outside,
@@ -192,6 +207,7 @@ def contract_violations(spec: EnvSpec, timestep: TimeStep, previous: TimeStep | 
         "first and last are both true in environments {}": first & timestep.last,
         "an episode's first observation earned a reward in environments {}": first & rewarded,
         "an episode's first observation has a discount other than 1 in environments {}": first & (discount != 1),
+        "older frames are neither those of the step before nor, at an episode's start, 0 in environments {}": misplaced,
     }
     found = {text: ", ".join(map(str, np.flatnonzero(wrong))) for text, wrong in violations.items()}
     errors += [text.format(envs) for text, envs in found.items() if envs]

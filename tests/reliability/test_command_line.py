@@ -605,6 +605,16 @@ def test_rendering_without_a_display_is_refused_with_a_hint(refuse, monkeypatch,
 
 
 @pytest.mark.parametrize(
+    ("config", "reason"),
+    [("dqn-minatar-breakout", "MinAtar opens no window; use --record"), ("dqn-tictactoe", "draws no pictures")],
+)
+def test_an_environment_without_a_window_is_refused(refuse, monkeypatch, tmp_path, config, reason):
+    monkeypatch.setenv("DISPLAY", ":0")
+    (told,) = refuse("--config", config, "--mode", "2", "--model_file", str(tmp_path / "x.pth"), "--render")
+    assert told.startswith("error: render=True: ") and reason in told
+
+
+@pytest.mark.parametrize(
     ("change", "part"),
     [
         ({"agent.learning_rte": 1.0}, "did you mean agent.learning_rate"),

@@ -30,11 +30,12 @@ OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "actor.devi
 # Options and sections that no continuation may change.
 FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.optimizer", "agent.rmsprop_centered", "env",
          "model")
-# Options that give the stored replay its size and shape.
+# Options that give the stored replay its size, its shape and its priorities.
 FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_actors", "num_envs_per_actor",
                      "actor.chunk_length", "agent.n_step", "agent.unroll_length", "agent.burn_in",
                      "agent.sequence_period", "memory.replay_parameters", "memory.on_full", "memory.num_batches",
-                     "memory.feature_dtype", "replay.frame_compression", "replay.max_frame_bytes")
+                     "memory.feature_dtype", "memory.alpha", "memory.priority_epsilon", "replay.frame_compression",
+                     "replay.max_frame_bytes")
 # Options that say how many updates a run makes, and so how long a schedule is that takes the whole run.
 FIXED_WITH_SCHEDULE = ("agent.batch_size", "agent.unroll_length", "num_actors", "num_envs_per_actor", "num_learners",
                        "rate_limiter.samples_per_insert", "rate_limiter.min_replay_size")

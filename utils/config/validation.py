@@ -127,8 +127,10 @@ def _mode(options: Options) -> Iterator[str]:
 
 
 def _video(options: Options) -> Iterator[str]:
-    """Yield why videos cannot be recorded: a missing package, or an environment that fails to draw one picture."""
+    """Yield why nothing can be shown or recorded: a missing package, or an environment that fails to draw."""
     every, testing = options.evaluator.record_every, options.mode == 2
+    if testing and options.render and not options.record:
+        yield from _drawing(options, "human", "render=True")
     if not (options.record if testing else every):
         return
     asked = "record=True" if testing else f"evaluator.record_every={every}"
@@ -140,10 +142,15 @@ def _video(options: Options) -> Iterator[str]:
             reason = describe_exception(error)
             yield f'{asked} needs {name}, which cannot be imported ({reason}): pip install -e ".[video]"'
             return
+    yield from _drawing(options, "rgb_array", asked)
+
+
+def _drawing(options: Options, render_mode: str, asked: str) -> Iterator[str]:
     try:
-        with closing(make_env(options, 1, training=False, render_mode="rgb_array")) as env:
+        with closing(make_env(options, 1, training=False, render_mode=render_mode)) as env:
             env.reset(0)
-            env.render()
+            if render_mode == "rgb_array":
+                env.render()
     except (ValueError, ImportError, NotImplementedError) as error:
         yield f"{asked}: {error}"
     except Exception as error:  # the code that draws can fail in any way

@@ -29,6 +29,18 @@ def before(**changes):
     return timestep(**{"first": np.array([False, False]), "last": np.array([False, True]), **changes})
 
 
+def frames(*values):
+    """Return the stacks [2, 3, 2, 2] of two environments whose frames have these values, the oldest first."""
+    return np.broadcast_to(np.array(values, np.uint8)[:, None, None], (2, 3, 2, 2)).copy()
+
+
+def test_a_stack_has_the_frames_of_the_step_before_or_zeros():
+    stacks, earlier = frames(1, 2, 3), before(observation=frames(0, 1, 2))
+    assert "older frames" in contract_violations(SPEC, timestep(observation=stacks), earlier)[0]  # one episode starts
+    stacks[1, :2] = 0
+    assert contract_violations(SPEC, timestep(observation=stacks), earlier) == []
+
+
 @pytest.mark.parametrize("spec", [SPEC, VECTORS])
 def test_a_conforming_step_has_no_violations(spec):
     assert contract_violations(spec, timestep(spec), before()) == []
@@ -37,7 +49,8 @@ def test_a_conforming_step_has_no_violations(spec):
 @pytest.mark.parametrize(
     ("spec", "changes", "message"),
     [
-        (SPEC, {"observation": np.full((2, 3, 2, 2), 10, np.uint8)}, r"values 10 \.\. 10, outside 0 \.\. 9"),
+        (SPEC, {"observation": frames(0, 0, 10)}, r"values 0 \.\. 10, outside 0 \.\. 9"),
+        (SPEC, {"observation": frames(1, 0, 0)}, "older frames are neither .* in environments 0, 1"),
         (SPEC, {"reward": np.array([0.5, 0])}, r"reward is float64 \[2\], expected float32 \[2\]"),
         (SPEC, {"discount": np.float32([1.5, 1])}, r"discount of environments 0 is outside 0 \.\. 1"),
         (SPEC, {"discount": np.float32([-0.5, 1])}, r"discount of environments 0 is outside 0 \.\. 1"),

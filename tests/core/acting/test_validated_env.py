@@ -3,6 +3,7 @@
 import io
 import signal
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -67,6 +68,8 @@ def numbers(*values):
         ),
         ({"observation": np.zeros((STREAMS, 3), np.float32)}, r"is float32 \[3, 3\], expected float32 \[3, 2\]"),
         ({"first": numbers(0, 0, 0)}, r"first of told at step 1 is float32 \[3\], expected bool \[3\]"),
+        ({"observation": np.full((STREAMS, 2), 1e39)}, r"environment 0 .* is 1e\+39 .*expected finite values"),
+        ({"action_mask": np.ones((STREAMS, 2), bool)}, "told returned an action_mask .* spec says no has_action_mask"),
         ({"last": None}, "last of told at step 1 is None, expected bool"),
         ({"reward": 1.0}, "reward of told at step 1 is 1.0"),
         ({"reward": numbers(1, 2)}, r"is float32 \[2\], expected float32 \[3\]"),
@@ -75,6 +78,13 @@ def numbers(*values):
 def test_a_faulty_field_names_value_environment_and_step(told, message):
     with pytest.raises(ValueError, match=message):
         stepped(**told)
+
+
+def test_integers_that_the_memory_cannot_hold_are_refused():
+    env = Told(observation=np.full((STREAMS, 2), 300, np.uint16))
+    env.spec = replace(env.spec, frame=ArraySpec((2,), "uint8"))
+    with pytest.raises(ValueError, match=r"is uint16 \[3, 2\], expected uint8 \[3, 2\]"):
+        ValidatedEnv(env, STREAMS).step(np.zeros(STREAMS, np.int64))
 
 
 def test_environments_are_numbered_within_their_actor():
