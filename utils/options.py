@@ -374,7 +374,10 @@ ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "
                "agent.batch_size": 8, "agent.lr_schedule": "linear", "agent.lr_schedule_updates": None,
                "num_envs_per_actor": 8, "evaluator.period": 10.0,
                "evaluator.episodes": 20, "steps": 1_000_000}
-CLEAR = {**replay(0.5, "reservoir"), "agent.policy_cloning_cost": 0.01, "agent.value_cloning_cost": 0.005}
+# A reservoir of 1 M steps is half of a run on MinAtar, as in the paper (1811.11682). With 20,000 steps learning is much
+# slower (docs/results/minatar.md).
+CLEAR = {**replay(0.5, "reservoir", capacity=50_000), "agent.policy_cloning_cost": 0.01,
+         "agent.value_cloning_cost": 0.005}
 LASER = {**replay(0.75, "standard"), "agent.relevance": "kl", "agent.relevance_threshold": 0.3}
 ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 6, "alfa_annealing_factor": 2.0,
          "lambda_batches": 20_000}
