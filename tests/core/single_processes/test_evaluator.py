@@ -83,7 +83,7 @@ def test_an_interrupted_evaluation_is_not_recorded(
     context.counters.count_agent_steps(0, 1)
     assert next(running) is True  # a step of the evaluation's episode
     if interrupted:
-        context.run_state.interrupt()
+        context.run_state.stop(interrupt=True)
     while next(running, False):
         """The rest of the episode."""
     assert len(recorded) == (not interrupted)
