@@ -234,6 +234,8 @@ class Optimizer:
     def apply(self, loss: Tensor, apply_if: Any = True) -> tuple[Tensor, Any]:
         """Clip the current gradients and step, unless the loss or gradient of any learner is not finite.
 
+        Elements are clipped before the norm, by `clip_value` and `clip_norm`.
+
         Args:
             loss: scalar, only tested for being finite.
             apply_if: skip the step if false; for planned steps a tensor, such as another step of the same update
@@ -245,14 +247,13 @@ class Optimizer:
         loss = loss.detach()
         if group := group_of_several():
             loss = self._exchange.finish(group, loss, 1 if self._sums else group.size)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norm = clipped_norm = _norm_of(gradients)
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        # As torch.nn.utils.clip_grad_norm_ computes it, which sorts the gradients by device and dtype first.
-        norms = torch._foreach_norm(gradients)
-        norm = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
+            clipped_norm = _norm_of(gradients)
         if self._params.clip_norm:
-            scale = (self._params.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            scale = (self._params.clip_norm / (clipped_norm + 1e-6)).clamp(max=1.0)
             if self.is_planned or scale < 1:
                 torch._foreach_mul_(gradients, scale)
         if self._planned is not None:
@@ -309,6 +310,12 @@ class Optimizer:
         steps_per_update = self._steps_per_update / self._period
         # Older checkpoints do not tell it.
         self._steps = round(state["updates"] * steps_per_update / state.get("steps_per_update", steps_per_update))
+
+
+def _norm_of(gradients: list[Tensor]) -> Tensor:
+    """Return the norm of the whole gradient, as `clip_grad_norm_` of torch does, which sorts the gradients first."""
+    norms = torch._foreach_norm(gradients)
+    return torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
 
 
 class UpdateCounter:

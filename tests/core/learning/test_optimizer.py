@@ -137,3 +137,21 @@ def test_a_target_with_batch_normalisation_follows_its_floating_point_tensors(pl
             expected = 0.75 * before[name].double() + 0.25 * after[name].double()
             torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-7)
     assert not torch.equal(target[1].running_mean, before["1.running_mean"])
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_an_infinite_gradient_is_skipped_despite_clip_value(planned):
+    weight = nn.Parameter(torch.tensor([0.0, 1.0]))
+    optimizer = Optimizer([weight], OptimizerParams(clip_value=1.0))
+    if planned:
+        optimizer.plan(1)
+    norm, applied = optimizer.step(weight.sqrt().sum(), torch.tensor(True))  # finite, but its derivative is not
+    assert torch.isinf(norm) and not applied and weight.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(("clip_norm", "clipped"), [(0.0, (1.0, 1.0)), (0.5, (0.5**1.5, 0.5**1.5))])
+def test_the_norm_is_before_clipping_and_elements_come_first(clip_norm, clipped):
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = Optimizer([weight], OptimizerParams(clip_value=1.0, clip_norm=clip_norm))
+    norm, _ = optimizer.step((weight * torch.tensor([30.0, 40.0])).sum())
+    assert norm.item() == 50.0 and weight.grad.tolist() == pytest.approx(clipped, rel=1e-5)
