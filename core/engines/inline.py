@@ -33,15 +33,32 @@ class InlineEngine:
         self._generators: dict[Key, Generator[bool, None, None]] = {}
         self._random_states: dict[Key, torch.Tensor] = {}
         self._signal, self._pid = 0, os.getpid()
+        self._has_begun = False  # every single-process has had a turn
 
     def run(self, roles: list[Key]) -> int:
+        """Run to the end, or to the second signal. Returns the exit code of the program."""
+        use_threads(1)
+        deliver_signals_to_forks()
+        handlers = {number: signal.signal(number, self._interrupt) for number in run_end.interrupt_signals()}
+        try:
+            return self._run()
+        except KeyboardInterrupt:
+            if not self._signal:
+                raise
+            self._log_resume_command()
+            return run_end.INTERRUPTED + self._signal
+        finally:
+            torch.set_flush_denormal(False)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            for generator in self._generators.values():
+                generator.close()
+
+    def _run(self) -> int:
         """Run to the end. Returns the exit code of the program.
 
         An error is printed. The learner then saves, unless the error was its own.
         """
-        use_threads(1)
-        deliver_signals_to_forks()
-        handlers = {number: signal.signal(number, self._interrupt) for number in run_end.interrupt_signals()}
         try:
             for key in self._context.roles:
                 self._start(key)
@@ -55,13 +72,7 @@ class InlineEngine:
             except Exception:
                 traceback.print_exc()
             self._log_resume_command()
-            return run_end.exit_code_of(error)
-        finally:
-            torch.set_flush_denormal(False)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            for generator in self._generators.values():
-                generator.close()
+            return run_end.exit_code_of(error, self._has_begun)
         if failed_writes := run_end.unsaved(self._context):
             log_to_stderr(failed_writes)
         if failed_writes or self._signal:
@@ -90,10 +101,12 @@ class InlineEngine:
                     self._advance(key)
             for key in actors:
                 self._advance(key)
+            self._has_begun = True
 
     def _finish_all(self) -> None:
         """Let every single-process end, in an order in which none waits for another."""
         self._finish("actor")
+        self._finish("tester")
         self._exhaust("evaluator")  # the current evaluation; the last one is of the learner's last parameters
         self._finish("learner")
         self._finish("evaluator")
@@ -137,9 +150,15 @@ class InlineEngine:
             log_to_stderr(run_end.resume_command_hint(self._context.options))
 
     def _interrupt(self, number: int, frame: object) -> None:
-        """Stop the run. In a worker that an environment forked, end that worker instead."""
+        """Stop the run at the first signal, and end it at once at a second one.
+
+        In a worker that an environment forked, end that worker instead.
+        """
         if os.getpid() != self._pid:
             signal.signal(number, signal.SIG_DFL)
             return signal.raise_signal(number)
+        if self._signal:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # else foreign_code would replace the exception
+            raise KeyboardInterrupt
         self._signal = number
         self._context.run_state.stop(interrupt=True)

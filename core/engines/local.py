@@ -162,7 +162,7 @@ def main(
     except BaseException as error:
         reported = ReportedError.of(error, _shortened(traceback.format_exc()))
         report.send(reported._replace(message=_shortened(reported.message)))
-        exit_code = exit_code_of(error)
+        exit_code = exit_code_of(error, context.run_state.has_started(context.process_ind(role, index)))
     report.close()
     sys.stdout.flush()
     sys.stderr.flush()

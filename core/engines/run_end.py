@@ -11,7 +11,10 @@ from core.runtime.run_state import Schedule
 
 
 class Conditions:
-    """Checks of one run, which its engine makes several times a second or after every round."""
+    """Checks of one training, which its engine makes several times a second or after every round.
+
+    None of them applies to a test (mode 2), which ends with its last episode.
+    """
 
     def __init__(self, context: Context):
         self._context, self._options, self._started = context, context.options, time.monotonic()
@@ -25,7 +28,7 @@ class Conditions:
     def check(self) -> None:
         """Stop the run if it is done, and request a checkpoint if one is due. A run that stops makes its last one."""
         run_state, agent_steps = self._context.run_state, self._context.counters.agent_steps
-        if run_state.stopped:
+        if run_state.stopped or self._options.mode == 2:
             return
         if self._done():
             run_state.request_checkpoint()
@@ -56,12 +59,16 @@ def interrupt_signals() -> list[signal.Signals]:
     return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
-def exit_code_of(error: BaseException) -> int:
+def exit_code_of(error: BaseException, has_begun: bool) -> int:
     """Return the exit code of a run that ended with this exception.
 
-    A missing package counts as bad options. Other exceptions may carry an `exit_code`: a damaged checkpoint has 3.
+    A package that is missing before the work `has_begun` counts as bad options. Other exceptions may carry an
+    `exit_code`: a damaged checkpoint has 3.
     """
-    return BAD_OPTIONS if isinstance(error, ImportError) else getattr(error, "exit_code", TRAINING_FAILED)
+    if isinstance(error, ImportError):
+        return TRAINING_FAILED if has_begun else BAD_OPTIONS
+    exit_code: int = getattr(error, "exit_code", TRAINING_FAILED)
+    return exit_code
 
 
 def unsaved(context: Context) -> str:

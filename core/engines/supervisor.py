@@ -8,7 +8,7 @@ How a process is started and killed is the launcher's part (core/engines/launche
 - A process without a heartbeat for `heartbeat_timeout`, or `start_timeout` at its start, is killed and counts as
   failed.
 - Every run ends in order: all but the logger save and exit, then the logger. Processes that exceed their time are
-  killed.
+  killed. A run without its last evaluation fails, unless it was interrupted.
 """
 
 import os
@@ -270,6 +270,8 @@ class Supervisor:
                 names = ", ".join(str(slot) for slot, _ in waiting)
                 self._log(f"{names} did not end within {elapsed:.0f} s: killed")
                 self._kill(waiting)
+                for slot, _ in waiting:
+                    self._check_last_evaluation(slot)
                 if len(self._signals) < 2 and with_learner:  # it has not saved
                     self._give_up(TRAINING_FAILED)
                 return
@@ -279,8 +281,18 @@ class Supervisor:
                     slot.process = None
                     if not status.done:
                         self._note_failure(slot, str(slot), status)
+                        self._check_last_evaluation(slot)
                         if slot.ends_run:
                             self._give_up(status.run_exit_code)
+
+    def _check_last_evaluation(self, slot: ProcessSlot) -> None:
+        """Fail the run if this process, which did not end well, is the evaluator of a run that was not interrupted.
+
+        The run is not interrupted for it, because its learner may still be saving.
+        """
+        if slot.role == "evaluator" and not self._run_state.interrupted:
+            self._log("the run has no last evaluation and counts as failed")
+            self._exit_code = self._exit_code or TRAINING_FAILED
 
     def _time_to_end(self, with_learner: bool) -> float:
         """Return the seconds that processes of a run that ends may take. A learner may have a large replay to save."""

@@ -172,7 +172,9 @@ class RayLauncher(Launcher):
         worker = ray.remote(Worker).options(**self._reservation.actor_options(name)).remote(role, index)
         learner = index % self._options.num_learners if role in ("actor", "learner") else 0
         arguments = (self._processes[role], self._hosts[learner], self._run_info, threads)
-        self._handles[role, index] = handle = RayProcessHandle(worker, arguments, partial(self._node_is_missing, name))
+        has_begun = partial(self._context.run_state.has_started, self._context.process_ind(role, index))
+        handle = RayProcessHandle(worker, arguments, partial(self._node_is_missing, name), has_begun)
+        self._handles[role, index] = handle
         return handle
 
     # observe ----------------------------------------------------------------------------------------------------------
@@ -256,7 +258,13 @@ class RayLauncher(Launcher):
 class RayProcessHandle(ProcessHandle):
     """The process of one Ray actor. The actor is first asked for its node, and, once it has answered, to run."""
 
-    def __init__(self, worker: Any, arguments: tuple[Any, ...], node_is_missing: Callable[[float], bool]):
+    def __init__(
+        self,
+        worker: Any,
+        arguments: tuple[Any, ...],
+        node_is_missing: Callable[[float], bool],
+        has_begun: Callable[[], bool],
+    ):
         """Ask Ray for the process.
 
         Args:
@@ -264,8 +272,10 @@ class RayProcessHandle(ProcessHandle):
             arguments: those of `Worker.run`.
             node_is_missing: takes the time of this request and returns True if no node has had room for it since
                 then.
+            has_begun: returns True once the process has sent a heartbeat.
         """
-        self._worker, self._arguments, self._node_is_missing = worker, arguments, node_is_missing
+        self._worker, self._arguments = worker, arguments
+        self._node_is_missing, self._has_begun = node_is_missing, has_begun
         self._requested_at = self._kill_deadline = time.monotonic()
         self._pending = worker.pid_and_address.remote()  # the call that Ray answers next
         self._pid_and_address: tuple[int, str] | None = None
@@ -302,9 +312,10 @@ class RayProcessHandle(ProcessHandle):
             answer = ray.get(self._pending)
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, BaseException) else error
+            exit_code = exit_code_of(cause, self._has_begun())
             if self._lost_reason:
-                return ExitStatus(exit_code_of(cause), reason=self._lost_reason)
-            return ExitStatus(exit_code_of(cause), error=ReportedError.of(cause, str(error)))
+                return ExitStatus(exit_code, reason=self._lost_reason)
+            return ExitStatus(exit_code, error=ReportedError.of(cause, str(error)))
         except ActorUnavailableError as error:
             # The process or its node is out of reach. The head will find out which; until then it may place nothing
             # there.

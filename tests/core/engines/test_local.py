@@ -40,12 +40,30 @@ def peer_lost(context, index):
     raise PeerLostError("learner 1 was lost")
 
 
+def package_missing(context, index):
+    yield from ()
+    raise ImportError("no such package")
+
+
+def package_missing_later(context, index):
+    yield from done(context, index)
+    raise ImportError("no such package")
+
+
 def ind(role, index):
     return 0
 
 
-def beat(process_ind):
-    pass
+class Beats:
+    """The state of a run with one process, which is pickled before its first heartbeat."""
+
+    count = 0
+
+    def heartbeat(self, process_ind):
+        self.count += 1
+
+    def has_started(self, process_ind):
+        return self.count > 0
 
 
 @pytest.mark.parametrize(
@@ -55,12 +73,14 @@ def beat(process_ind):
         (failed, run_end.TRAINING_FAILED, ("ValueError: a fault", False)),
         (unreadable, run_end.TRAINING_FAILED, ("Unreadable: (its __str__ raises RuntimeError)", False)),
         (peer_lost, run_end.TRAINING_FAILED, ("PeerLostError: learner 1 was lost", True)),
+        (package_missing, run_end.BAD_OPTIONS, ("ImportError: no such package", False)),
+        (package_missing_later, run_end.TRAINING_FAILED, ("ImportError: no such package", False)),
     ],
 )
 def test_a_process_exits_at_once_with_the_code_of_its_work(process, exit_code, told):
     spawn = multiprocessing.get_context("spawn")  # the process dies unless this one is its parent
     receiver, sender = spawn.Pipe(duplex=False)
-    context = SimpleNamespace(process_ind=ind, run_state=SimpleNamespace(heartbeat=beat))
+    context = SimpleNamespace(process_ind=ind, run_state=Beats())
     started = spawn.Process(target=local.main, args=(process, context, "learner", 0, 1, os.getpid(), sender))
     started.start()
     sender.close()

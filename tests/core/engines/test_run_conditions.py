@@ -12,6 +12,7 @@ from core.runtime.run_state import RunCounters, RunState
 @pytest.fixture
 def run():
     options = SimpleNamespace(
+        mode=1,
         steps=None,
         updates=None,
         seconds=None,
@@ -58,3 +59,19 @@ def test_a_run_that_stops_is_due_its_last_checkpoint_and_no_other(run):
     counters.count_agent_steps(0, 250)
     conditions.check()
     assert not run_state.checkpoint_due
+
+
+def test_a_test_has_no_stop_conditions(run):
+    counters, run_state, conditions = run
+    conditions._options.mode, conditions._options.steps, conditions._options.seconds = 2, 1, 1e-9
+    counters.count_agent_steps(0, 250)
+    conditions.check()
+    assert not run_state.stopped and not run_state.checkpoint_due
+
+
+def test_checkpoints_by_steps_come_beside_those_of_the_period(run):
+    counters, run_state, conditions = run
+    options = conditions._options
+    options.engine, options.learner = "local", LearnerParams(checkpoint_steps=10**9, checkpoint_period=1e-9)
+    Conditions(SimpleNamespace(counters=counters, run_state=run_state, options=options)).check()
+    assert run_state.checkpoint_due

@@ -136,6 +136,28 @@ def test_a_signal_in_the_last_evaluation_leaves_all_of_the_stop_timeout(monkeypa
     assert slot.process is None and killed == ([interrupted + killed_after] if killed_after else [])
 
 
+@pytest.mark.parametrize("status", [FAILED, None], ids=["fails", "too late"])
+def test_a_finished_run_without_its_last_evaluation_fails(monkeypatch, status):
+    run = Run(monkeypatch, ("learner", 0), ("evaluator", 0))
+
+    def script(seconds):
+        run.run_state.stop()
+        run.newest("learner 0").status = DONE
+        if seconds == 2.0:
+            run.newest("evaluator 0").status = status
+
+    run.script = script
+    assert run.supervisor.run() == 4 and not run.run_state.interrupted
+    assert run.said("the run has no last evaluation") and run.logged[-1] == "supervisor: the command"
+
+
+def test_an_interrupted_run_needs_no_last_evaluation(monkeypatch):
+    run = Run(monkeypatch, ("evaluator", 0))
+    run.script = lambda seconds: run.supervisor._interrupt(signal.SIGINT, None) if seconds == 1.0 else None
+    assert run.supervisor.run() == 130 and run.said("evaluator 0 did not end within")
+    assert not run.said("no last evaluation")
+
+
 def test_a_resumed_run_that_is_done_stops_before_its_processes_start(monkeypatch):
     run, stopped = Run(monkeypatch, ("learner", 0), ("actor", 0)), []
     conditions = SimpleNamespace(check=run.run_state.stop)

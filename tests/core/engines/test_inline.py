@@ -1,0 +1,59 @@
+"""The inline engine takes its turns, ends on signals and tells an early error from a late one."""
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from core.common.foreign_code import foreign_code
+from core.engines.inline import InlineEngine
+from core.runtime.run_state import RunCounters, RunState
+
+
+def engine(role, process):
+    options = SimpleNamespace(
+        mode=2,
+        engine="inline",
+        **dict.fromkeys(("steps", "updates", "seconds", "target_score")),
+        learner=SimpleNamespace(checkpoint_steps=0, checkpoint_period=60.0),
+    )
+    context = SimpleNamespace(
+        options=options, roles=((role, 0),), counters=RunCounters(1, 1), run_state=RunState(1), memories={}
+    )
+    return InlineEngine(context, {role: process})
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
+def test_a_second_signal_ends_a_run_whose_environment_is_stuck(numbers):
+    def stuck(context, index):
+        with foreign_code("the environment"):
+            for number in numbers:
+                signal.raise_signal(number)
+            raise AssertionError("the second signal was ignored")
+        yield True
+
+    before = signal.getsignal(signal.SIGINT)
+    assert engine("actor", stuck).run([]) == 128 + numbers[0]
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_an_interrupted_test_ends_in_order():
+    ended = []
+
+    def tester(context, index):
+        while not context.run_state.interrupted:
+            signal.raise_signal(signal.SIGINT)
+            yield True
+        ended.append(index)
+
+    assert engine("tester", tester).run([]) == 130 and ended == [0]
+
+
+@pytest.mark.parametrize(("turns", "exit_code"), [(0, 2), (1, 4)])
+def test_a_missing_package_is_a_bad_option_at_the_start_only(turns, exit_code):
+    def lacking(context, index):
+        for _ in range(turns):
+            yield True
+        raise ImportError("no such package")
+
+    assert engine("tester", lacking).run([]) == exit_code
