@@ -30,16 +30,18 @@ from core.common.console import log_to_stderr
 from core.common.files import replace_atomically, write_atomically
 from core.runtime.log_buffers import EVALUATOR, Record
 
+METRICS = "metrics.jsonl"  # file in the log folder of a run
 TAIL_BYTES = 1 << 16  # longer than any line
 EVENTS = "events.out.tfevents."
-TIME_COLUMNS = ("step", "seconds", "time")  # columns of metrics.csv that are not metrics
+POINT = ("step", "seconds")  # numbers that every line has beside its values
+TIME_COLUMNS = (*POINT, "time")  # columns of metrics.csv that are not metrics
 MAX_FOLDER_NAME_BYTES = 200  # file systems limit names to 255
 
 
 class MetricsFiles:
     """The metrics files of a run, in a folder that may hold an earlier part of the run.
 
-    - Wall seconds continue from the earlier part.
+    - Wall seconds continue from the earlier part. If a logger is replaced, the time without one counts.
     - TensorBoard hides what the earlier part wrote after `step`, because that work was lost with its last checkpoint.
     - TensorBoard names a run by the folder of its events: the folder's own name, then `run`. A continued run keeps the
       name that it began with.
@@ -52,6 +54,8 @@ class MetricsFiles:
         settings: Dotted settings. TensorBoard shows those of each start as text, and those of the first as
             hyper-parameters.
         now: Returns seconds since the epoch.
+        began: The time by `now` at which this start of the run began. If None, it begins now.
+        heartbeat: Called while a long file is read.
     """
 
     def __init__(
@@ -61,9 +65,11 @@ class MetricsFiles:
         run: str = "",
         settings: Mapping[str, Any] | None = None,
         now: Callable[[], float] = time.time,
+        began: float | None = None,
+        heartbeat: Callable[[], None] = lambda: None,
     ):
         self._folder, self._first_step, self._settings, self._now = folder, step, settings or {}, now
-        self._events_begun = False
+        self._heartbeat, self._events_begun = heartbeat, False
         earlier = sorted([*folder.glob(f"{EVENTS}*"), *folder.glob(f"*/{EVENTS}*")], key=lambda path: path.name)
         plain = re.sub(r"[^\w.+-]", "-", run)  # without characters that a folder cannot have or a shell would interpret
         begun = (
@@ -73,7 +79,12 @@ class MetricsFiles:
         self._columns: Sequence[str] = ()  # metrics in metrics.csv
         self.errors = 0
         self._began = now()
-        self._guarded(self._continue_lines)
+        self._guarded(self._continue_lines, self._began if began is None else began)
+
+    @property
+    def continues(self) -> bool:
+        """Return True if an earlier part of the run, or an earlier logger of this part, has written lines."""
+        return _size(self._folder / METRICS) > 0
 
     @property
     def seconds(self) -> float:
@@ -84,7 +95,7 @@ class MetricsFiles:
         """Write the records of a period that ends now, at this step."""
         lines = self._lines(records, step)
         json_lines = b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines)
-        self._guarded(append_whole, self._folder / "metrics.jsonl", json_lines)
+        self._guarded(append_whole, self._folder / METRICS, json_lines)
         self._guarded(self._write_csv, lines)
         if self._guarded(self._append_events, records):
             self._events_begun = True
@@ -108,9 +119,12 @@ class MetricsFiles:
                 )
             return False
 
-    def _continue_lines(self) -> None:
-        """Remove the incomplete last line that a killed writer left, and go on from the wall seconds before it."""
-        path = self._folder / "metrics.jsonl"
+    def _continue_lines(self, began: float) -> None:
+        """Remove the incomplete last line that a killed writer left, and go on from the wall seconds before it.
+
+        Time counts from that line on or, if an earlier start of the run wrote it, from `began` on.
+        """
+        path = self._folder / METRICS
         if not _size(path):
             return
         with open(path, "rb+") as file:
@@ -119,7 +133,8 @@ class MetricsFiles:
             tail = file.read()
             lines = tail[: tail.rfind(b"\n") + 1]
             with suppress(ValueError, IndexError, KeyError, TypeError):
-                self._began -= float(json.loads(lines.splitlines()[-1])["seconds"])
+                last = json.loads(lines.splitlines()[-1])
+                self._began = min(self._began, max(began, float(last["time"]))) - float(last["seconds"])
             file.truncate(start + len(lines))
 
     def _lines(self, records: list[Record], step: int) -> list[dict[str, Any]]:
@@ -141,7 +156,7 @@ class MetricsFiles:
             csv.writer(table, lineterminator="\n").writerows(_cells(line, self._columns) for line in lines)
             append_whole(path, table.getvalue().encode())
         else:
-            self._columns = _rewrite_csv(path, self._folder / "metrics.jsonl")
+            self._columns = _rewrite_csv(path, self._folder / METRICS, self._heartbeat)
 
     def _append_events(self, records: list[Record]) -> None:
         buffer, now, step = io.BytesIO(), self._now(), self._first_step
@@ -192,24 +207,33 @@ def _settings_summaries(settings: Mapping[str, Any], signature: str) -> list[Sum
     return [text, hparams_pb(plain, trial_id=signature)]
 
 
-def _rewrite_csv(path: Path, lines_path: Path) -> list[str]:
+def _rewrite_csv(path: Path, lines_path: Path, heartbeat: Callable[[], None]) -> list[str]:
     """Replace a CSV file by the lines of a metrics.jsonl. Return its metrics in order of their first appearance."""
-    names = list(dict.fromkeys(name for line in _read_lines(lines_path) for name in line["values"]))
+    names = list(dict.fromkeys(name for line in _read_lines(lines_path, heartbeat) for name in line["values"]))
     with replace_atomically(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow([*TIME_COLUMNS, *names])
-        table.writerows(_cells(line, names) for line in _read_lines(lines_path))
+        table.writerows(_cells(line, names) for line in _read_lines(lines_path, heartbeat))
     return names
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a metrics.jsonl; lines that are not valid are skipped."""
+def _read_lines(path: Path, heartbeat: Callable[[], None]) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a metrics.jsonl, after a heartbeat each; lines that are not valid are skipped."""
     with open(path, "rb") as file:
         for text in file:
-            with suppress(ValueError):
-                line = json.loads(text)
-                if isinstance(line, dict) and isinstance(line.get("values"), dict):
-                    yield line
+            heartbeat()
+            if (line := parse_line(text)) is not None:
+                yield line
+
+
+def parse_line(text: bytes) -> dict[str, Any] | None:
+    """Return a line of a metrics.jsonl. If no run writes such a line, return None."""
+    try:
+        line = json.loads(text)
+        valid = isinstance(line["values"], dict) and all(isinstance(line[name], int | float) for name in POINT)
+        return line if valid else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
 
 
 def _cells(line: Mapping[str, Any], names: Sequence[str]) -> list[Any]:

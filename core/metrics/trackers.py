@@ -107,23 +107,23 @@ class TrackerThread:
     def __init__(self, name: str, make: Callable[[], Tracker]):
         self.errors = 0
         self._name, self._make = name, make
-        self._periods: queue.Queue[list[Record] | None] = queue.Queue(MAX_WAITING_PERIODS)
+        self._periods: queue.SimpleQueue[list[Record] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def write(self, records: list[Record]) -> None:
         """Queue the records of a period without waiting."""
-        try:
-            self._periods.put_nowait(records)
-        except queue.Full:
+        if self._periods.qsize() < MAX_WAITING_PERIODS:
+            self._periods.put(records)
+        else:
             self.errors += 1
 
-    def close(self, timeout: float) -> None:
-        """Wait until the tracker has finished, but at most twice this many seconds."""
-        try:
-            self._periods.put(None, timeout=timeout)
-        except queue.Full:
-            return
+    def end(self) -> None:
+        """Let the tracker finish once it has the periods that wait."""
+        self._periods.put(None)
+
+    def join(self, timeout: float) -> None:
+        """Wait at most this many seconds until the tracker has finished."""
         self._thread.join(timeout)
 
     def _run(self) -> None:

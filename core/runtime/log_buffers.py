@@ -37,6 +37,7 @@ class LogRings:
 
     def __init__(self, num_processes: int, capacity: int = 4096):
         self._capacity, self._epoch_offset = capacity, time.time() - time.monotonic()
+        self.began = self.now()  # when this start of the run made its shared memory
         dtypes = {"name": f"S{NAME_BYTES}", "value": "float64", "step": "int64", "time": "float64"}
         counters = {
             "counters": ArraySpec((num_processes, CACHE_LINE), "int64"),

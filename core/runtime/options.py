@@ -86,7 +86,7 @@ class LearnerParams:
     checkpoint_period: float = Field(default=60.0, gt=0, le=1e9)
     """Seconds between full checkpoints, not on engine inline; one more comes at the end."""
     checkpoint_steps: int = Field(default=0, ge=0, le=10**12)
-    """Agent steps between full checkpoints; 0 leaves it to checkpoint_period."""
+    """Agent steps between further full checkpoints, beside those of checkpoint_period; 0 makes none of them."""
     checkpoint_keep: int = Field(default=2, ge=1, le=10_000)
     """Newest full checkpoints that are kept."""
     checkpoint_replay: bool = False
@@ -128,7 +128,7 @@ class LoggerParams:
     mlflow: str | None = None
     """MLflow experiment that also receives the metrics; None is off."""
     tracker_timeout: float = Field(default=30.0, ge=0.01, le=86_400)
-    """Seconds that trackers may take at the end."""
+    """Seconds that all trackers together may take at the end of a run that is not interrupted."""
 
 
 @frozen_dataclass

@@ -98,6 +98,7 @@ class _Learner:
         self.checker = SyncChecker(self.agent, updates, self.params.sync_check_period if self.group.size > 1 else 0)
         self.reported_at, self.reported_updates = time.monotonic(), updates
         self.publishes = self.context.publishes(self.group.index)
+        self.checkpoint_errors = 0
 
     def learn(self) -> Generator[bool, None, None]:
         """Update until the run ends."""
@@ -188,7 +189,8 @@ class _Learner:
             checkpoint = _unless_the_disk_is_full(partial(self.write_checkpoint, own_parts, rows))
         context.run_state.record_write(context.process_ind("learner", index), checkpoint is not None)
         if checkpoint is None:
-            context.report("learner", index, {"checkpoint_errors": 1.0})
+            self.checkpoint_errors += 1
+            context.report("learner", index, {"checkpoint_errors": float(self.checkpoint_errors)})
         context.run_state.confirm_checkpoint()
 
     def write_parts(self, index: int) -> dict[str, Any]:

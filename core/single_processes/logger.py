@@ -1,7 +1,9 @@
 """Run the logger: write what the other processes report to files, trackers and the progress line."""
 
+import re
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from core.runtime.run_state import Schedule
 
 MIN_RATE_SECONDS = 0.5  # rates over a shorter time are too noisy
 EPISODIC = "episodic_"  # prefix of the names that actors report once an episode
+TOTAL = re.compile(r"learner/(checkpoint_errors|nonfinite_updates|\w+_(inserted|dropped))(_\d+)?")
 
 
 def logger(context: Context, index: int) -> Iterator[bool]:
@@ -38,7 +41,15 @@ class _RunLog:
         self._context, self._params = context, options.logger
         options.log_folder.mkdir(parents=True, exist_ok=True)
         name = f"{options.config}__{context.spec.name}__{options.agent_type}__seed{options.seed}"
-        self._files = MetricsFiles(options.log_folder, step, name, dotted(options.to_dict()), context.logs.now)
+        self._files = MetricsFiles(
+            options.log_folder,
+            step,
+            name,
+            dotted(options.to_dict()),
+            context.logs.now,
+            context.logs.began,
+            partial(context.run_state.heartbeat, context.process_ind("logger", 0)),
+        )
         self._files.write_facts("options", options.to_dict(), step)
         self._files.write_facts("versions", versions(), step)
         self._trackers = make_tracker_threads(options)
@@ -46,6 +57,8 @@ class _RunLog:
         self._schedule, self._collected_at = Schedule(self._params.period, self._params.steps, step), time.monotonic()
         self._records, self._dropped = list[Record](), 0
         self._rates, self._counts, self._counted_at = dict[str, float](), self._count(), time.monotonic()
+        if self._files.continues:
+            self._write_start()
 
     def work(self) -> bool:
         """Write to all sinks if that is due. Return True if there was anything to do.
@@ -65,11 +78,19 @@ class _RunLog:
         self._write()
         self._progress.close(self._shares.table())
         for tracker in self._trackers:
-            tracker.close(self._params.tracker_timeout)
+            tracker.end()
+        deadline = time.monotonic() + self._params.tracker_timeout
+        for tracker in self._trackers:
+            tracker.join(max(deadline - time.monotonic(), 0.0))
+
+    def _write_start(self) -> None:
+        """Write the counts with which this part of the run begins. Readers drop earlier lines of later steps."""
+        step, now = int(self._counts["agent_steps"]), self._context.logs.now()
+        self._files.write([Record(f"global/{name}", value, step, now) for name, value in self._counts.items()], step)
 
     def _write(self) -> None:
         """Aggregate the records since the last call, and write them to all sinks."""
-        values = self._collect()
+        values = self._collect(ends_period=True)
         context, step, now = self._context, int(values["global/agent_steps"]), self._context.logs.now()
         records, self._records = aggregate(self._shares.take(self._records)), []
         self._schedule.start(step)
@@ -81,25 +102,29 @@ class _RunLog:
         self._files.write(records, step)
         context.run_state.record_write(context.process_ind("logger", 0), self._files.errors == errors)
 
-    def _collect(self) -> dict[str, float]:
-        """Collect records and show progress. Return the current values of the run itself."""
+    def _collect(self, ends_period: bool = False) -> dict[str, float]:
+        """Collect records and show progress. Return the current values of the run itself.
+
+        Rates are those since the collection that ended the last period.
+        """
         self._collected_at = time.monotonic()
         records, dropped = self._context.logs.drain()
         self._records += records
         self._dropped += dropped
-        values = self._global_values()
+        values = self._global_values(ends_period)
         for record in records:
             if record.name == "evaluator/episodic_return_mean":
                 self._progress.evaluation(record.step, record.value)
         self._progress.show(values, self._context.counters.scores)
         return values
 
-    def _global_values(self) -> dict[str, float]:
+    def _global_values(self, ends_period: bool) -> dict[str, float]:
         context, counts = self._context, self._count()
         elapsed = time.monotonic() - self._counted_at
         if not self._rates or elapsed >= MIN_RATE_SECONDS:
             self._rates = {name: (count - self._counts[name]) / max(elapsed, 1e-6) for name, count in counts.items()}
-            self._counts, self._counted_at = counts, time.monotonic()
+            if ends_period:
+                self._counts, self._counted_at = counts, time.monotonic()
         values = {
             **counts,
             "fps": self._rates["frames"],
@@ -131,6 +156,7 @@ class _RunLog:
 def aggregate(records: Iterable[Record]) -> list[Record]:
     """Return one record per name: the mean over the period, at the step and time of the last report.
 
+    Of totals, which only grow, it is the last value.
     Names such as "actor/episodic_return" become _mean, _std (of the population) and _median over the period's episodes.
     Records of the evaluator are returned unchanged, each at its own step.
     """
@@ -140,7 +166,7 @@ def aggregate(records: Iterable[Record]) -> list[Record]:
         same.append(record)
     for name, same in by_name.items():
         values, last = np.array([record.value for record in same]), same[-1]
-        statistics = {"": values.mean()}
+        statistics = {"": values[-1] if TOTAL.fullmatch(name) else values.mean()}
         if name.rpartition("/")[2].startswith(EPISODIC):
             statistics = {"_mean": values.mean(), "_std": values.std(), "_median": np.median(values)}
         aggregated += [last._replace(name=name + kind, value=float(value)) for kind, value in statistics.items()]

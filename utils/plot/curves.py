@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.common.console import log_to_stderr
+from core.metrics import file_writers
 from utils import run_registry
 from utils.config.command_line import OF_THIS_START
 from utils.config.rows import CHOICES, SECTIONS
@@ -33,8 +34,8 @@ from utils.factory import suggestion
 SCORE = "evaluator/episodic_return_mean"  # The metric from which results are read.
 COLUMNS = {f"evaluator/episodic_return_{name}": name for name in ("mean", "std", "median")}  # Short names in a CSV.
 POINT = ("run", "step", "seconds")  # Columns of a CSV that are no metrics.
-METRICS = "metrics.jsonl"  # File in the log folder of a run.
-PERIOD = "global/agent_steps"  # Metric that only the lines of a log period contain.
+METRICS = file_writers.METRICS  # File in the log folder of a run.
+PERIOD = "global/agent_steps"  # Metric that only the lines of a log period and of a new start contain.
 LATE = 0.8  # Share of a run's steps after which evaluations count for its late score.
 OVERSHOOT = 1.02  # Factor on a run's steps up to which evaluations still belong to the run.
 MAX_GRID_POINTS = 200  # Points of a curve over several runs.
@@ -122,7 +123,7 @@ def usable(sources: Sequence[Path], metrics: Sequence[str]) -> tuple[list[Run], 
 
 def read_curve(path: Path, metric: str = SCORE) -> Curve:
     """Return one metric of a metrics.jsonl, which a run may still be writing; an empty curve if there are no points."""
-    return _curve(read_lines(path), metric)
+    return curve_of(read_lines(path), metric)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -133,7 +134,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     data = path.read_bytes()
-    lines = [_json_line(text) for text in data[: data.rfind(b"\n") + 1].splitlines()]
+    lines = [file_writers.parse_line(text) for text in data[: data.rfind(b"\n") + 1].splitlines()]
     if None in lines:
         _report_skipped(path, lines.count(None))
     return [line for line in lines if line is not None]
@@ -142,16 +143,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 @functools.cache  # A sweep reads the file of a run again and again.
 def _report_skipped(path: Path, count: int) -> None:
     log_to_stderr(f"warning: skipped {count} {'line' if count == 1 else 'lines'} of {path} that no run writes")
-
-
-def _json_line(text: bytes) -> dict[str, Any] | None:
-    """Return a line of a metrics.jsonl. If no run writes such a line, return None."""
-    try:
-        line = json.loads(text)
-        valid = isinstance(line["values"], dict) and all(isinstance(line[name], int | float) for name in POINT[1:])
-        return line if valid else None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
 
 
 def until(curve: Curve, steps: float | None) -> Curve:
@@ -183,7 +174,7 @@ def _read_folder(folder: Path, metrics: Sequence[str]) -> Run:
     try:
         lines = read_lines(folder / METRICS)
         known = {metric for line in lines for metric in line["values"]}
-        return Run(name, settings, {metric: _curve(lines, _known(metric, known, folder)) for metric in metrics})
+        return Run(name, settings, {metric: curve_of(lines, _known(metric, known, folder)) for metric in metrics})
     except (OSError, ValueError, TypeError) as error:
         problem = f"{folder / METRICS} is not what a run writes ({type(error).__name__}: {error})"
         raise NoCurves(problem, "no log folder of a run") from None
@@ -208,7 +199,7 @@ def _read_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
         Run(
             name,
             _names(name, re.sub(r"[-_ ]?seed[-_ ]?\d+$", "", name) or path.stem),
-            {metric: _curve(lines, _known(metric, known, path)) for metric in metrics},
+            {metric: curve_of(lines, _known(metric, known, path)) for metric in metrics},
         )
         for name, lines in by_run.items()
     ]
@@ -234,11 +225,11 @@ def _known(metric: str, known: set[str], source: Path) -> str:
     raise NoCurves(f"{source} has {lacking}{suggestion(metric, known)}; there are {listed}", lacking)
 
 
-def _curve(lines: Iterable[dict[str, Any]], metric: str) -> Curve:
-    """Return the curve of a metric, without points that a resumed run has superseded.
+def curve_of(lines: Iterable[dict[str, Any]], metric: str = SCORE) -> Curve:
+    """Return the curve of a metric in lines of a metrics.jsonl, without points that a resumed run has superseded.
 
-    A run resumed from an earlier checkpoint writes again the steps after that checkpoint. The steps of log periods
-    otherwise rise, so that a fall marks the resume.
+    A run resumed from an earlier checkpoint writes again the steps after that checkpoint. Its first line is at the
+    checkpoint's steps. The steps of log periods otherwise rise, so that a fall marks the resume.
     """
     points: list[tuple[float, float, float]] = []
     reached = 0

@@ -162,19 +162,21 @@ def test_a_hanging_tracker_delays_no_writer_and_counts_losses():
     for number in range(MAX_WAITING_PERIODS + 50):
         feeder.write([number])
     assert time.monotonic() - started < 5 and 48 <= feeder.errors <= 50
-    feeder.close(timeout=0.05)
+    feeder.end()
+    feeder.join(timeout=0.05)
     slow.gate.set()
-    feeder.close(timeout=20)
+    feeder.join(timeout=20)
     assert slow.periods[:3] == [[0], [1], [2]] and len(slow.periods) == MAX_WAITING_PERIODS + 50 - feeder.errors
 
 
-def test_all_periods_are_written_before_close_returns():
+def test_all_periods_are_written_before_join_returns():
     slow = Slow()
     slow.gate.set()
     feeder = TrackerThread("quick", lambda: slow)
     for number in range(20):
         feeder.write([number])
-    feeder.close(timeout=20)
+    feeder.end()
+    feeder.join(timeout=20)
     # this thread and the tracker's
     assert slow.periods == [[number] for number in range(20)] and len(slow.threads) == 2
 
@@ -189,7 +191,8 @@ def test_a_failing_tracker_is_reported_once_and_losses_counted(part, capsys):
     )
     for _ in range(3):
         feeder.write([])
-    feeder.close(timeout=20)
+    feeder.end()
+    feeder.join(timeout=20)
     assert feeder.errors == (4 if part == "make" else 3)
     assert capsys.readouterr().err.count("wandb failed (ConnectionError: no such host)") == 1
 

@@ -8,13 +8,16 @@ import torch
 
 from core.agent import LearnerOutput
 from core.agents.impala import Impala
+from core.checkpoint.run_checkpoint import CheckpointError
+from core.distributed.learner_group import SingleLearner
 from core.learning.updates import EagerMetricAccumulator
 from core.memories.prioritized import PrioritizedMemory
 from core.memories.uniform import UniformMemory
 from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
 from core.runtime.parameter_store import ParameterStore
-from core.single_processes.learner import _precomputes, feature_source
+from core.runtime.run_state import RunCounters, RunState
+from core.single_processes.learner import _Learner, _precomputes, feature_source
 from core.types import Batch, SampleIds, Window, batch_size, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 from utils.config.command_line import read_options
@@ -106,6 +109,28 @@ def test_the_feature_network_is_made_before_random_states_load():
 
     feature_source(SimpleNamespace(parameters=None, make_agent=make_agent), "cpu:0")
     assert made == ["cpu:0"]
+
+
+# checkpoints ------------------------------------------------------------------------------------------------------
+def test_failed_checkpoints_are_counted():
+    reported = []
+
+    def fail(index):
+        raise CheckpointError("no space left on device")
+
+    learner = object.__new__(_Learner)
+    learner.write_parts, learner.checkpoint_errors, learner.group = fail, 0, SingleLearner()
+    learner.updates = SimpleNamespace(take_overcount=lambda: 0)
+    learner.context = SimpleNamespace(
+        counters=RunCounters(1, 1),
+        run_state=RunState(1),
+        publishes=lambda index: False,
+        process_ind=lambda role, index: 0,
+        report=lambda role, index, values: reported.append(values),
+    )
+    for _ in range(3):
+        list(learner.save(learner.group))
+    assert reported == [{"checkpoint_errors": 1.0}, {"checkpoint_errors": 2.0}, {"checkpoint_errors": 3.0}]
 
 
 # statistics -------------------------------------------------------------------------------------------------------

@@ -27,13 +27,16 @@ from tensorboard.util import tensor_util
 from core.common.system import rss_mb, versions
 from core.metrics.file_writers import MetricsFiles, append_whole
 from core.metrics.progress import Progress, QuietConsole
+from core.runtime import run_state as run_state_module
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
 from core.runtime.options import LoggerParams
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters, RunState
+from core.single_processes import logger as logger_module
 from core.single_processes.logger import aggregate, logger
 from core.specs import ArraySpec, Discrete, EnvSpec
+from utils.plot.curves import read_curve
 
 RUN = "a-row__known__package.module-Agent__seed7"
 ROLES = (("logger", 0), ("actor", 0), ("actor", 1), ("learner", 0), ("evaluator", 0))
@@ -138,6 +141,12 @@ def test_episode_statistics_equal_their_definitions() -> None:
     assert found["actor/episodic_return_std"].value == pytest.approx(statistics.pstdev(returns))
     assert found["actor/episodic_return_median"].value == statistics.median(returns)
     assert len(found) == 4
+
+
+@pytest.mark.parametrize("name", ["checkpoint_errors", "nonfinite_updates", "queue_dropped", "reservoir_inserted_2"])
+def test_a_total_is_the_last_one_of_its_period(name: str) -> None:
+    records = [Record(f"learner/{name}", value, 10, 100.0) for value in (1.0, 2.0, 9.0)]
+    assert aggregate(records) == [Record(f"learner/{name}", 9.0, 10, 100.0)]
 
 
 def test_records_of_the_evaluator_keep_their_own_steps() -> None:
@@ -264,7 +273,7 @@ def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> Non
         next(generator)
     finish(context, generator)
     last = json_lines(tmp_path)[-1]["seconds"]
-    (tmp_path / "metrics.jsonl").open("a").write(json.dumps({"seconds": last + 500}) + "\n")
+    (tmp_path / "metrics.jsonl").open("a").write(json.dumps({"seconds": last + 500, "time": 0.0}) + "\n")
     time.sleep(0.01)
 
     resumed = make_context(tmp_path, steps=1_000)  # its checkpoint was at step 200: step 300 is lost
@@ -280,6 +289,87 @@ def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> Non
     assert losses == [(100, 1.0), (200, 1.0), (250, 2.0)]
     assert json.loads((tmp_path / "options.json").read_text()) == {"game": "known"}
     assert json.loads((tmp_path / "options_step_200.json").read_text()) == {"game": "known", "steps": 1_000}
+
+
+def test_a_resumed_part_begins_with_a_line_at_its_steps(tmp_path: Path) -> None:
+    context = make_context(tmp_path)
+    generator = logger(context, 0)
+    for _ in range(3):
+        context.counters.count_agent_steps(0, 100)
+        next(generator)
+    finish(context, generator)
+    begun = len(json_lines(tmp_path))
+
+    resumed = make_context(tmp_path, period=1e9)
+    resumed.counters.count_agent_steps(0, 200)
+    generator = logger(resumed, 0)
+    next(generator)
+    (line,) = json_lines(tmp_path)[begun:]
+    assert line["step"] == line["values"]["global/agent_steps"] == 200
+    assert read_curve(tmp_path / "metrics.jsonl", "global/fps").steps.tolist() == [100, 200]
+
+
+def test_the_time_without_a_logger_counts_within_one_start(tmp_path: Path) -> None:
+    clock = [1_000.0]
+
+    def write_for_ten_seconds(began: float) -> float:
+        files = MetricsFiles(tmp_path, 0, now=lambda: clock[0], began=began)
+        clock[0] += 10.0
+        files.write([Record("global/agent_steps", 0.0, 0, clock[0])], 0)
+        return json_lines(tmp_path)[-1]["seconds"]
+
+    assert write_for_ten_seconds(began=1_000.0) == 10.0
+    clock[0] += 3.0  # until its successor
+    assert write_for_ten_seconds(began=1_000.0) == 23.0
+    clock[0] += 3_600.0  # until the run is resumed
+    assert write_for_ten_seconds(began=clock[0]) == 33.0
+
+
+def test_rates_of_a_line_are_those_since_the_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    for module in (logger_module, run_state_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    context = make_context(tmp_path, period=2.0, every=2_000)
+    generator = logger(context, 0)
+    next(generator)
+    for _ in range(22):
+        now[0] += 0.5
+        context.counters.count_agent_steps(0, 50 if now[0] <= 10 else 500)
+        next(generator)
+    (line,) = json_lines(tmp_path)
+    assert line["step"] == 2_000 and line["values"]["global/agent_steps_per_second"] == pytest.approx(2_000 / 11)
+
+
+def test_trackers_share_the_time_that_they_have_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Hanging:
+        errors = 0
+
+        def write(self, records: list[Record]) -> None:
+            pass
+
+        def end(self) -> None:
+            calls.append("end")
+
+        def join(self, timeout: float) -> None:
+            calls.append(f"join {timeout:.1f}")
+            time.sleep(timeout)
+
+    monkeypatch.setattr(logger_module, "make_tracker_threads", lambda options: [Hanging(), Hanging()])
+    context = make_context(tmp_path)
+    context.options.logger = LoggerParams(tracker_timeout=0.3)
+    finish(context, logger(context, 0))
+    assert calls == ["end", "end", "join 0.3", "join 0.0"]
+
+
+def test_heartbeats_are_sent_while_a_long_table_is_rewritten(tmp_path: Path) -> None:
+    beats: list[int] = []
+    for _ in range(2):
+        files = MetricsFiles(tmp_path, 0, heartbeat=lambda: beats.append(len(beats)))
+        for number in range(20):
+            files.write([Record("learner/loss", 1.0, number, 0.0)], number)
+    assert len(beats) >= 2 * 20
 
 
 def test_the_clock_continues_from_the_last_period(tmp_path: Path) -> None:
@@ -546,8 +636,8 @@ def test_a_closed_standard_output_stops_nothing() -> None:
 
 
 def test_a_torn_line_is_found_within_the_searched_tail(tmp_path: Path) -> None:
-    path, lines = tmp_path / "metrics.jsonl", b'{"seconds": 7.5}\n' * 20_000
-    path.write_bytes(lines + b'{"seconds": 9')
+    path, lines = tmp_path / "metrics.jsonl", b'{"time": 0, "seconds": 7.5}\n' * 20_000
+    path.write_bytes(lines + b'{"time": 0, "seconds": 9')
     files = MetricsFiles(tmp_path, 0)
     assert path.read_bytes() == lines and files.errors == 0
     assert files.seconds == pytest.approx(7.5, abs=1)
