@@ -15,6 +15,8 @@ import reprlib
 import signal
 import subprocess
 import sys
+import threading
+import uuid
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +46,7 @@ from utils.sweep.subprocess_run import start_main
 RESERVED = ("config", "mode", "check")  # Options that `train` sets itself.
 INTERRUPTED = 130  # Exit code of a run that was interrupted and saved.
 LAST_LINES = 20  # Lines of a failed run's output that its error contains.
+printing = threading.Lock()  # Held while the process prints, or redirects what all of its threads print.
 
 
 class TrainingError(Exception):
@@ -110,8 +113,10 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
     if reserved := [f"{name} is not to be given to train" for name in RESERVED if name in values]:
         raise ConfigurationError(reserved)
     words = _words(config, values)
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with printing, contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         options = command_line.read(words)  # The run prints the same messages again.
+    if options.timestamp in run_registry.automatic:  # A run that starts in the same second may have chosen it too.
+        options = dataclasses.replace(options, timestamp=f"{options.timestamp}-{uuid.uuid4().hex[:8]}")
     run = TrainedRun(options.signature, Path(options.root))
     identity = ["--resume", run.signature] if options.resume is not None else ["--timestamp", str(options.timestamp)]
     code, output, interrupted = _run_main([*words, *identity], progress)
@@ -166,7 +171,8 @@ def _run_main(words: list[str], progress: bool) -> tuple[int, list[str], bool]:
                     return process.wait(), list(output), interrupted
                 output.append(line.rstrip())
                 if progress:
-                    print(output[-1], flush=True)
+                    with printing:
+                        print(output[-1], flush=True)
             except KeyboardInterrupt:
                 interrupted = True
                 process.send_signal(signal.SIGINT)

@@ -84,8 +84,10 @@ def _allocate(options: Options, spec: EnvSpec, agent: Agent) -> Context:
     if options.engine == "local" and (problem := open_file_shortage(len(roles))):
         raise ConfigurationError(problem)
     if options.mode == 1:
-        size = sum(tensor.nbytes for tensor in agent.model.state_dict().values())
-        options = run_registry.claim(options, SAVED_COPIES * size)
+        size = SAVED_COPIES * sum(tensor.nbytes for tensor in agent.model.state_dict().values())
+        if options.learner.checkpoint_replay:
+            size += memory_budget.replay_bytes(options, memory_budget.layouts(options, spec, agent), agent.window)
+        options = run_registry.claim(options, size)
         try:
             if options.resume is not None:
                 resume_from = _continue(options, counters, limiter)

@@ -22,6 +22,7 @@ from utils.options import Options
 RUN_FILE = "run.json"
 RESERVED_BYTES = 1 << 16  # that a run writes beside its weights: counters, manifests, metrics
 locks: dict[Path, int] = {}  # log folder -> descriptor that holds its lock, until the process that runs it takes it
+automatic: set[str] = set()  # timestamps that this process chose, which `claim` may therefore replace
 
 
 class SavedRun(NamedTuple):
@@ -120,18 +121,22 @@ def claim(options: Options, size: int = 0) -> Options:
         size: Bytes of its first checkpoint and model, which must fit on the disk.
 
     Returns:
-        The options. A new run whose folder exists already has got another timestamp.
+        The options. A new run whose folder exists already has got another timestamp if this one was `automatic`.
 
     Raises:
-        ConfigurationError: The folders cannot be written, or the run that should be continued is still running.
+        ConfigurationError: The folders cannot be written, the timestamp is taken, or the run that should be continued
+            is still running.
     """
+    asked = str(options.timestamp)
     try:
         _try_models(options, size)
-        for timestamp in _numbered(str(options.timestamp)):
+        for timestamp in _numbered(asked) if asked in automatic else [asked]:
             options = dataclasses.replace(options, timestamp=timestamp)
             with contextlib.suppress(FileExistsError):
                 options.log_folder.mkdir(parents=True, exist_ok=options.resume is not None)
                 break
+        else:
+            raise ConfigurationError(_exists(options))
         locks[options.log_folder] = os.open(options.log_folder, os.O_RDONLY)
         locked = try_lock(locks[options.log_folder])
     except OSError as error:
@@ -145,6 +150,24 @@ def claim(options: Options, size: int = 0) -> Options:
             f"run {options.signature} is still running: it cannot be continued twice; stop it, or begin another"
         )
     return options
+
+
+def taken(options: Options) -> list[str]:
+    """Return why no new run can have this signature; an empty list if one can."""
+    return [_exists(options)] if os.path.exists(options.log_folder) else stale_checkpoints(options)
+
+
+def _exists(options: Options) -> str:
+    return f"run {options.signature} exists: continue it by --resume {options.signature}, or choose another timestamp"
+
+
+def stale_checkpoints(options: Options) -> list[str]:
+    """Return a sentence if there are checkpoints of this signature, but no settings of their run."""
+    folder = options.checkpoint_folder
+    if read(options.log_folder) is not None or not any(folder.glob("step_*")):
+        return []
+    remedy = "remove that folder, or choose another timestamp or name"
+    return [f"{folder} has checkpoints, but {options.log_folder / RUN_FILE} of their run is gone: {remedy}"]
 
 
 def abandon(options: Options) -> None:
@@ -214,7 +237,9 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
 def fresh_timestamp(root: str, machine: str) -> str:
     """Return the present time as a timestamp that no run of this machine has."""
     names = _numbered(time.strftime("%Y%m%d-%H%M%S"))
-    return next(name for name in names if not os.path.exists(Path(root) / "logs" / f"{machine}_{name}"))
+    timestamp = next(name for name in names if not os.path.exists(Path(root) / "logs" / f"{machine}_{name}"))
+    automatic.add(timestamp)
+    return timestamp
 
 
 def _numbered(timestamp: str) -> Iterator[str]:

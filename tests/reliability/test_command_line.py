@@ -173,6 +173,14 @@ def test_a_run_that_is_named_takes_no_other_name(refuse, words):
     assert lines[0].startswith("error: timestamp=two and ") and lines[0].endswith(" both name a run: leave one out")
 
 
+def test_a_resumed_or_tested_run_takes_no_other_machine(refuse, read, run):
+    run("--config", "dqn-cartpole", "--timestamp", "one")
+    for words in (["--resume", "local_one"], ["--mode", "2"]):
+        (line,) = refuse("--config", "dqn-cartpole", *words, "--machine", "gpu7")
+        assert line == "error: machine=gpu7 is not the machine of run local_one: leave it out"
+        assert read("--config", "dqn-cartpole", *words, "--machine", "local").signature == "local_one"
+
+
 def test_help_of_an_unknown_section_names_the_valid_ones(refuse):
     (line,) = refuse("--help", "agnet")
     assert "groups are run, agent, env, " in line and "did you mean agent" in line
@@ -678,11 +686,25 @@ def test_options_that_cannot_change_are_refused_on_resume(words, refuse, run):
     assert f"cannot continue run {before.signature}" in told and words[0].removeprefix("--") in told
 
 
-@pytest.mark.parametrize("words", [["--num_envs_per_actor", "8"], ["--num_actors", "2"]])
-def test_a_schedule_of_the_whole_run_fixes_the_updates_of_the_run(words, refuse, run):
-    before = run("--config", "ppo-cartpole")
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        ("ppo-cartpole", ["--num_envs_per_actor", "8"]),
+        ("ppo-cartpole", ["--num_actors", "2"]),
+        ("impact-cartpole", ["--memory.max_reuse", "4"]),
+        ("impact-cartpole", ["--memory_type", "queue"]),
+        (
+            "replay-minatar-breakout",
+            ["--memory.replay_parameters", '[{"type":"queue","capacity":16,"sample_ratio":1}]'],
+        ),
+    ],
+)
+def test_a_schedule_of_the_whole_run_fixes_the_updates_of_the_run(config, words, refuse, run):
+    schedule = ("--agent.lr_schedule", "linear", "--agent.lr_schedule_updates", "none")
+    before = run("--config", config, *schedule, "--steps", "100000")
     (line,) = refuse("--resume", before.signature, *words)
-    assert f"{words[0][2:]}={words[1]} cannot continue run" in line and "agent.lr_schedule depends" in line
+    assert line.replace("'", "").startswith(f"error: {words[0][2:]}={words[1]} cannot continue run ")
+    assert "agent.lr_schedule depends" in line
 
 
 def test_a_schedule_of_updates_does_not_fix_the_updates_of_the_run(read, run):
@@ -722,6 +744,29 @@ def test_the_batch_size_cannot_change_where_it_gives_a_replay_its_size(config, r
     (line,) = refuse("--resume", with_replay.signature, "--agent.batch_size", "3")
     assert "agent.batch_size=3 cannot continue" in line
     assert read("--resume", without.signature, "--agent.batch_size", "3").batch_size == 3
+
+
+def test_a_file_among_the_checkpoints_is_not_the_newest(refuse, run):
+    with_replay = holding_replay(run("--config", "dqn-cartpole", "--timestamp", "with"))
+    (with_replay.checkpoint_folder / "step_000000000200.onnx").touch()
+    assert "memory.capacity=60000 cannot" in refuse("--resume", with_replay.signature, "--memory.capacity", "60000")[0]
+
+
+@pytest.mark.parametrize(
+    "config, option, words, kept",
+    [
+        ("sac-pendulum", "agent.temperature", [], True),
+        ("sac-pendulum", "agent.temperature", ["--agent.learn_temperature", "false"], False),
+        ("impact-cartpole", "agent.kl_coefficient", [], False),  # was 0, which a checkpoint does not hand on
+        ("impact-cartpole", "agent.kl_coefficient", ["--agent.kl_coefficient", "0.5"], True),
+    ],
+)
+def test_an_option_that_is_learnt_is_kept_from_the_checkpoint(config, option, words, kept, read, run, capsys):
+    before = run("--config", config, *words)
+    read("--resume", before.signature, f"--{option}", "0.25")
+    told = capsys.readouterr().out
+    assert (f"keeps the {option} that it has learnt: {option}=0.25 is for new runs" in told) == kept
+    assert (f"continues with {option}=0.25" in told) != kept
 
 
 def test_the_batch_size_of_a_replay_of_steps_can_change(read, run):
@@ -885,6 +930,14 @@ def test_an_unknown_run_exits_with_3(refuse, run):
 def test_a_taken_timestamp_is_refused_with_a_resume_hint(refuse, run):
     before = run("--config", "dqn-cartpole", "--timestamp", "once")
     assert f"--resume {before.signature}" in refuse("--config", "dqn-cartpole", "--timestamp", "once")[0]
+
+
+def test_checkpoints_without_their_run_block_a_timestamp(refuse, run):
+    before = run("--config", "dqn-cartpole", "--timestamp", "once")
+    (before.log_folder / "run.json").unlink()
+    before.log_folder.rmdir()
+    (line,) = refuse("--config", "dqn-cartpole", "--timestamp", "once")
+    assert line.startswith(f"error: {before.checkpoint_folder} has checkpoints, but ") and "remove that folder" in line
 
 
 # the program ------------------------------------------------------------------------------------------------------

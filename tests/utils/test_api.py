@@ -1,10 +1,13 @@
 """Models are trained, loaded and played from Python."""
 
+import itertools
 import json
 import operator
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
@@ -17,7 +20,7 @@ from core.evaluation.episodes import _next_seed
 from tests.reliability.program import PROJECT
 from tests.reliability.test_inline import RUNS, SMALL
 from tests.reliability.test_inline import train as train_here
-from utils import api, export
+from utils import api, export, run_registry
 from utils.api import TrainedRun, TrainingError, load, train
 from utils.config import command_line
 from utils.errors import ConfigurationError
@@ -232,6 +235,44 @@ def test_values_reach_the_options_as_in_a_row(config, name, value, expected, mon
     monkeypatch.setattr(command_line.validation, "problems", lambda *given: [])
     options = command_line.read(api._words(config, {name: value}))
     assert operator.attrgetter(name)(options) == expected
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Collect the command lines of runs that `train` starts; none is trained."""
+    made = []
+    monkeypatch.setattr(api, "_run_main", lambda words, progress: (made.append(words), (0, [], False))[1])
+    return made
+
+
+def test_trainings_of_one_second_return_runs_of_their_own(root, monkeypatch, started):
+    monkeypatch.setattr("time.strftime", lambda form: "20300101-000000")
+    runs = [train("dqn-cartpole", root=root, seed=seed) for seed in (1, 2)]
+    options = [command_line.read(words) for words in started]  # both processes read before one of them claims
+    assert [run_registry.claim(each).signature for each in options] == [run.signature for run in runs]
+    assert train("dqn-cartpole", root=root, timestamp="one").signature == "local_one"
+
+
+def test_trainings_of_two_threads_leave_standard_output(root, monkeypatch):
+    """The second reads its options from before to after the end of the first's reading, unless it waits its turn."""
+    before, read, numbers = (sys.stdout, sys.stderr), command_line.read, itertools.count()
+    second_begun, first_ended = threading.Event(), threading.Event()
+
+    def interleaved(words):
+        if next(numbers) == 0:
+            second_begun.wait(0.3)
+        else:
+            second_begun.set()
+            first_ended.wait(0.3)
+        return read(words)
+
+    monkeypatch.setattr(command_line, "read", interleaved)
+    monkeypatch.setattr(api, "_run_main", lambda words, progress: (first_ended.set(), (0, [], False))[1])
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda seed: train("dqn-cartpole", root=root, seed=seed), (1, 2)))
+    after = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = before
+    assert after == before
 
 
 @pytest.mark.slow

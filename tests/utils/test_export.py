@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,6 +251,16 @@ def test_an_export_stands_beside_the_model_that_is_found_by_its_name(tmp_path, m
     assert main(["run.pth"]) == 0
     assert [path.name for path in (tmp_path / "models").iterdir() if path.stat().st_size] == ["run.onnx"]
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_an_exported_checkpoint_leaves_its_folder_alone(tmp_path, monkeypatch):
+    step = tmp_path / "models" / "local_1_checkpoints" / "step_000000001000.2"
+    step.mkdir(parents=True)
+    written = []
+    monkeypatch.setattr(exporting, "load", lambda path: None)
+    network = SimpleNamespace(inputs=[], outputs=[])
+    monkeypatch.setattr(exporting, "export", lambda policy, path: (written.append(path), network)[1])
+    assert main([str(step)]) == 0 and written == [tmp_path / "models" / "local_1_step_000000001000.2.onnx"]
 
 
 def test_the_command_refuses_a_missing_model_file(tmp_path, capsys):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from core.checkpoint import model_file, run_checkpoint
+from utils import run_registry
 from utils.config import validation
 from utils.config.command_line import read_options
 from utils.errors import ConfigurationError
@@ -72,6 +73,14 @@ def test_an_unsuitable_model_file_exits_3_and_makes_no_file(mode, options, root,
             create_context(chosen)
         assert refused.value.code == 3 and list(root.iterdir()) == []
         model_file.save_weights(file, {"weight": torch.zeros(1)}, {})
+
+
+def test_the_disk_must_have_room_for_a_replay_in_checkpoints(options, monkeypatch):
+    tried, claim = [], run_registry.claim
+    monkeypatch.setattr(run_registry, "claim", lambda chosen, size: (tried.append(size), claim(chosen, size))[1])
+    for stored in ("false", "true"):
+        context, _ = create_context(options("--learner.checkpoint_replay", stored))
+    assert tried[1] - tried[0] == context.memories[0].layout.nbytes > 0
 
 
 def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch):

@@ -1,4 +1,4 @@
-"""A run that is resumed with options that do not fit it can still be resumed with those that do."""
+"""Runs are claimed once, and a run that is resumed with wrong options can still be resumed with right ones."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import pytest
 
 from utils import run_registry
 from utils.config.command_line import read_options
+from utils.errors import ConfigurationError
 
 
 @pytest.fixture
@@ -51,3 +52,11 @@ def test_a_refused_continuation_does_not_change_the_options(continued, exit_code
     saved = run_registry.read(run.log_folder)
     assert (saved.options["num_actors"], saved.exit_code) == (1, exit_code)
     assert "before" not in (run.log_folder / "run.json").read_text()
+
+
+def test_a_named_timestamp_taken_meanwhile_is_refused(root):
+    both = [read_options(["--root", str(root), "--config", "dqn-cartpole", "--timestamp", "one"]) for _ in range(2)]
+    assert run_registry.claim(both[0]).signature == "local_one"
+    with pytest.raises(ConfigurationError, match="run local_one exists: continue it by --resume local_one, or choose"):
+        run_registry.claim(both[1])
+    assert [path.name for path in (root / "logs").iterdir()] == ["local_one"]

@@ -217,9 +217,11 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
     if options.steps is not None:
         times[f"{count(options.steps)} agent steps"] = seconds_of(options.steps)
     if options.updates is not None:
-        samples = options.updates * options.batch_size * agent.samples_per_window
+        samples = options.updates * options.num_learners * options.batch_size * agent.samples_per_window
         steps = options.rate_limiter.min_replay_size + samples / options.samples_per_step
-        times[f"{count(options.updates)} updates"] = seconds_of(steps)
+        limiter, memory = options.rate_limiter, options.memory_class
+        paced = limiter.samples_per_insert is not None or memory.is_rate_limited(options.memory)
+        times[f"{count(options.updates)} updates"] = seconds_of(steps) if paced else options.updates * costs.update
     if options.seconds is not None:
         times["as asked"] = options.seconds
     if not times:

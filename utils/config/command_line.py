@@ -38,7 +38,10 @@ FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_acto
                      "replay.max_frame_bytes")
 # Options that say how many updates a run makes, and so how long a schedule is that takes the whole run.
 FIXED_WITH_SCHEDULE = ("agent.batch_size", "agent.unroll_length", "num_actors", "num_envs_per_actor", "num_learners",
+                       "memory_type", "memory.max_reuse", "memory.replay_parameters",
                        "rate_limiter.samples_per_insert", "rate_limiter.min_replay_size")
+# Option that a checkpoint holds a trained value of -> the option that is set where the value is trained.
+TRAINED = {"agent.temperature": "agent.learn_temperature", "agent.kl_coefficient": "agent.kl_target"}
 # fmt: on
 OF_A_MODEL = tuple(name for name in rows.CHOICES if name != "memory_type")  # choices that decide which weights fit
 
@@ -135,12 +138,12 @@ def read(arguments: Sequence[str]) -> Options:
     naming = "resume" if start.mode == 1 else "model_file"
     if "timestamp" in words and (named := getattr(start, naming)) is not None:
         problems.append(f"timestamp={start.timestamp} and {naming}={named} both name a run: leave one out")
-    is_named = options.timestamp is not None
+    is_named, machine = options.timestamp is not None, options.machine
     options = dataclasses.replace(options, config=row["name"], **_identity(options, saved))
-    if is_named and options.mode == 1 and options.resume is None and os.path.exists(options.log_folder):
-        problems.append(
-            f"run {options.signature} exists: continue it by --resume {options.signature}, or choose another timestamp"
-        )
+    if is_named and options.mode == 1 and options.resume is None:
+        problems += run_registry.taken(options)
+    if saved is not None and "machine" in words and machine != options.machine:
+        problems.append(f"machine={machine} is not the machine of run {saved.signature}: leave it out")
     if saved is not None and options.num_envs_per_actor == 0:  # the number was found when the run began
         options, _ = rows.changed(options, {"num_envs_per_actor": saved.options.get("num_envs_per_actor", 0)})
     problems += validation.problems(options, refused)
@@ -349,7 +352,8 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
             f"{saved.signature} continues without seconds={before['seconds']!r}: seconds count from one start; give "
             "--seconds again to stop by time"
         )
-    newest = max(options.checkpoint_folder.glob("step_*"), default=options.checkpoint_folder)
+    steps = [path for path in options.checkpoint_folder.glob("step_*") if STEP_FOLDER.fullmatch(path.name)]
+    newest = max(steps, default=options.checkpoint_folder)
     made = STEP_FOLDER.fullmatch(newest.name)
     if made and options.steps is not None and int(made[1]) >= options.steps:
         print(f"{saved.signature} has made {int(made[1]):,} agent steps: give a larger --steps to train it further")
@@ -366,6 +370,8 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
             problems.append(refusal)
         elif name in FIXED_WITH_SCHEDULE and validation.has_schedule_of_run(options):
             problems.append(f"{refusal}: the length of its agent.lr_schedule depends on that")
+        elif after.get(TRAINED.get(name, "")) and before[name] and after[name]:
+            print(f"{run} keeps the {name} that it has learnt: {name}={after[name]!r} is for new runs")
         else:
             print(f"{run} continues with {name}={after[name]!r} (was {before[name]!r})")
     return problems

@@ -63,14 +63,19 @@ def layouts(options: Options, spec: EnvSpec, agent: Agent) -> list[Layout]:
 def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> int:
     """Return the bytes of the replay in main memory.
 
-    They hold the rings, the unrolls that a memory keeps outside them, and copies that are made for checkpoints. They
-    also hold the copies on a learner's device if that is the CPU.
+    They hold the replay itself and a copy that is made for checkpoints. They also hold the copies on a learner's device
+    if that is the CPU.
     """
-    own_bytes, copies = options.memory_class.own_bytes, 1 + options.learner.checkpoint_replay
-    stored = sum(copies * (rows.nbytes + own_bytes(options.memory, rows, window.length)) for rows in rings)
+    stored = (1 + options.learner.checkpoint_replay) * replay_bytes(options, rings, window)
     if not options.device.startswith("cuda"):
         stored += sum(copied_bytes(options, rows, window) for rows in rings)
     return stored
+
+
+def replay_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> int:
+    """Return the bytes of the rings and of the unrolls that a memory keeps outside them."""
+    own_bytes = options.memory_class.own_bytes
+    return sum(rows.nbytes + own_bytes(options.memory, rows, window.length) for rows in rings)
 
 
 def copied_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:

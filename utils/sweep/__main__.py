@@ -31,7 +31,7 @@ from utils.config.command_line import refuse, split
 from utils.config.rows import split_values
 from utils.errors import ConfigurationError
 from utils.options import PROJECT
-from utils.plot.curves import METRICS, late_score, markdown, read_curve, read_lines, until
+from utils.plot.curves import METRICS, curve_of, late_score, markdown, read_lines, until
 from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of, seeded
 
 NOT_IN_FILE_NAMES = re.compile(r"[^\w.+-]+")
@@ -155,8 +155,8 @@ def tabulate(runs: Sequence[ChildRun], path: Path) -> str:
 
 def result(run: ChildRun) -> Result:
     """Return the outcome of a run from its files."""
-    folder = run.options.log_folder
-    curve, lines = until(read_curve(folder / METRICS), run.options.steps), read_lines(folder / METRICS)
+    lines = read_lines(run.options.log_folder / METRICS)
+    curve = until(curve_of(lines), run.options.steps)
     final, best = (float(curve.values[-1]), float(curve.values.max())) if len(curve.values) else (math.nan, math.nan)
     steps, seconds = max(((int(line["step"]), float(line["seconds"])) for line in lines), default=(0, 0.0))
     late = late_score(curve, run.options.steps)

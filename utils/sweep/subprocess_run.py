@@ -112,9 +112,9 @@ class ChildRun:
 
     @property
     def complete(self) -> bool:
-        """Return True if the run met its stop conditions, or was evaluated at or after its last agent step."""
+        """Return True if the run met its stop conditions, or was killed after the evaluation of its last agent step."""
         saved, options = run_registry.read(self.options.log_folder), self.options
-        if saved is None:
+        if saved is None or saved.exit_code not in (0, None):
             return False
         same = all(saved.options.get(name) == getattr(options, name) for name in STOPS)
         evaluated = read_curve(options.log_folder / METRICS).steps
@@ -122,7 +122,9 @@ class ChildRun:
         return bool((saved.exit_code == 0 and same) or reached)
 
     def check(self) -> None:
-        """Raise ConfigurationError if this run exists and was trained with other options."""
+        """Raise ConfigurationError if files of this run exist and were made with other or unknown options."""
+        if stale := run_registry.stale_checkpoints(self.options):
+            raise ConfigurationError(stale)
         saved, current = run_registry.read(self.options.log_folder), dotted(self.options.to_dict())
         different = differences(saved.options, current) if saved else []
         if self.options.num_envs_per_actor == 0:  # The run has determined the number itself.

@@ -28,12 +28,13 @@ from utils.config.rows import CHOICES, changed, class_defaults, flatten, split_v
 from utils.errors import BAD_CHECKPOINT, ConfigurationError, import_extra
 from utils.options import PROJECT, Options
 from utils.plot import figures
-from utils.plot.curves import METRICS, PERIOD, STOPS, Curve, late_score, read_curve, until
+from utils.plot.curves import METRICS, PERIOD, STOPS, Curve, curve_of, late_score, read_lines, until
 from utils.sweep.subprocess_run import POLL, ChildRun, SignalForwarder, claimed, options_of, wait_until_idle, words_of
 from utils.tune.ranges import Range, ranges
 
 LINES = (*STOPS, "num_envs_per_actor")  # Options without a dot that a printed row may have.
 WIDTH = 110  # Columns of a printed row.
+LOOK_PERIOD = 5.0  # Seconds between two looks at the scores of a running trial.
 LOWEST = {"trials": 1, "startup": 0, "warmup": 0, "evaluations": 1}  # Smallest values of options of this command.
 
 
@@ -153,7 +154,7 @@ class Study:
         # The number of trials is in the seed, so that a later start draws other values.
         sampler_seed = (seed + len(self.trials)) % 2**32  # numpy takes no larger seed.
         self._study.sampler = self._optuna.samplers.TPESampler(n_startup_trials=startup, seed=sampler_seed)
-        self._seed, self._interrupts = seed, SignalForwarder(())
+        self._seed, self._warmup, self._interrupts = seed, warmup, SignalForwarder(())
         texts = {part.name: part.text for part in ranges}
         self._check_definition({"config": template.config, "words": self._words, "seed": seed, "ranges": texts})
 
@@ -169,18 +170,24 @@ class Study:
         return self._interrupts.exit_code
 
     def _run(self, trial: Any) -> None:
-        """Run a trial and report its outcome to optuna, unless a signal ended it."""
+        """Run a trial and report its outcome to optuna, unless a signal ended it.
+
+        Raises:
+            ConfigurationError: a run of this trial's name exists with other options.
+        """
         states = self._optuna.trial.TrialState
         try:
             run = self._child(trial)
         except ConfigurationError as refused:
             self._report(trial, states.FAIL, {}, "; ".join(refused.problems))
             return
+        run.check()
         pruned = self._watch(run)
-        if pruned and self._has_made_all_steps(run):  # The run ended meanwhile and lacks only its last evaluation.
+        if pruned and self._has_made_all_steps(lines_of(run)):
+            # The run ended meanwhile and lacks only its last evaluation.
             run = self._child(trial)
             pruned = self._watch(run)
-        scores = self._scores(run)
+        scores = self._scores(run, lines_of(run))
         if run.complete and scores:
             self._report(trial, states.COMPLETE, scores, "")
         elif run.complete:
@@ -196,41 +203,47 @@ class Study:
         if not run.complete and wait_until_idle(run, self._interrupts) and not self._interrupts:
             run.start(os.sched_getaffinity(0))
             self._interrupts.forward()
+            path, seen, due = run.options.log_folder / METRICS, 0, 0.0
             while run.exit_code is None:
                 time.sleep(POLL)
-                if not pruned and self._should_prune(run):
-                    pruned = True
+                size = path.stat().st_size if path.exists() else 0
+                if pruned or size == seen or time.monotonic() < due:
+                    continue
+                if pruned := self._should_prune(run):
                     run.interrupt()
+                seen, due = size, time.monotonic() + LOOK_PERIOD
         return pruned and not self._interrupts
 
     def _should_prune(self, run: ChildRun) -> bool:
         """Return True if the pruner would end this run now.
 
-        A run that has made all its steps is never ended, because its last evaluation is due. The pruner receives the
-        current curve, because a resumed run may have lost the end of an earlier one.
+        A run that has made all its steps is never ended, because its last evaluation is due. Nor is one with fewer
+        scores than the warmup: the pruner counts evaluation periods, some of which a slow evaluation skips. The pruner
+        receives the current curve, because a resumed run may have lost the end of an earlier one.
         """
-        scores = self._scores(run)
-        if not scores or self._has_made_all_steps(run):
+        lines = lines_of(run)
+        scores = self._scores(run, lines)
+        if len(scores) < max(self._warmup, 1) or self._has_made_all_steps(lines):
             return False
         trial = self._optuna.trial.create_trial(state=self._optuna.trial.TrialState.RUNNING, intermediate_values=scores)
         return bool(self._study.pruner.prune(self._study, trial))
 
-    def _scores(self, run: ChildRun) -> dict[int, float]:
+    def _scores(self, run: ChildRun, lines: Sequence[dict[str, Any]]) -> dict[int, float]:
         """Return the trial's score after each of its evaluations; the last one is the score of the trial.
 
         A score is the late score of the curve up to that evaluation. Keys count evaluation periods, so that trials can
         be compared. Of several evaluations in one period the last one counts.
         """
         steps, period = self._template.steps, run.options.evaluator.steps
-        curve = until(read_curve(run.options.log_folder / METRICS), steps)
+        curve = until(curve_of(lines), steps)
         return {
             int(step // period): late_score(Curve(*(column[:count] for column in curve)), steps)
             for count, step in enumerate(curve.steps, 1)
         }
 
-    def _has_made_all_steps(self, run: ChildRun) -> bool:
+    def _has_made_all_steps(self, lines: Sequence[dict[str, Any]]) -> bool:
         """Return True if the last log period says so, which lags behind by at most one period of the logger."""
-        steps = read_curve(run.options.log_folder / METRICS, PERIOD).steps
+        steps = curve_of(lines, PERIOD).steps
         return bool(steps.size) and steps[-1] >= (self._template.steps or float("inf"))
 
     def _child(self, trial: Any) -> ChildRun:
@@ -322,6 +335,11 @@ class Study:
                 f"study {self._folder} exists with another definition ({', '.join(different)}): choose another name"
             )
         self._study.set_user_attr("told", definition)
+
+
+def lines_of(run: ChildRun) -> list[dict[str, Any]]:
+    """Return the metrics of a run, in the order of their lines."""
+    return read_lines(run.options.log_folder / METRICS)
 
 
 def repair(journal: Path) -> None:

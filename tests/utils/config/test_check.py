@@ -372,6 +372,10 @@ def test_the_estimate_of_synchronous_collection_adds_up_what_takes_turns(options
     [
         (("--steps", "3000"), "about 0:00:03 (3,000 agent steps)"),  # 1,000 to fill and 2,000 more at 1,000 a second
         (("--updates", "500"), "about 0:00:05 (500 updates)"),  # the samples of 4,000 steps
+        # 1,000 steps to fill and 9,600 more, because each of two learners has a batch of its own, at 2,000 a second
+        (("--updates", "600", "--num_learners", "2", "--num_actors", "2"), "about 0:00:05 (600 updates)"),
+        # without a rate limiter the updates wait for no steps
+        (("--updates", "5000", "--rate_limiter.samples_per_insert", "none"), "about 0:00:04 (5,000 updates)"),
         (("--steps", "3000", "--seconds", "2"), "about 0:00:02 (as asked)"),
         (("--steps", "none"), "a million agent steps take about 0:16:40"),
     ],

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import pytest
 from utils import run_registry as saved_runs
 from utils.config import command_line
 from utils.options import CONFIGS, RUN
+from utils.plot.curves import METRICS, SCORE
 from utils.sweep import __main__ as sweep
 from utils.sweep import subprocess_run
 from utils.sweep.__main__ import Result, summaries
@@ -244,6 +246,34 @@ def test_other_options_need_another_sweep_name(main, root, capsys):
         main("--seeds", "1", words=other)
     assert ended.value.code == 2 and "agent.learning_rate=0.5 there and 0.25 here" in capsys.readouterr().err
     assert main("--seeds", "1", "--name", "lower", words=other) == 0 and tables(root, "lower")[1][0]["final"] == "0.25"
+
+
+@pytest.fixture
+def made(root):
+    """Return the run that `main` makes of seed 1, as its options and words say."""
+    (options,) = subprocess_run.seeded(options_of("dqn-cartpole", WORDS, "sweep", str(root)), "dqn-cartpole", [1])
+    return subprocess_run.ChildRun(options, WORDS, root / "output.txt")
+
+
+def test_checkpoints_of_a_run_without_logs_are_refused(main, root, made, capsys):
+    checkpoint = made.options.checkpoint_folder / "step_000000000100"
+    checkpoint.mkdir(parents=True)
+    with pytest.raises(SystemExit) as ended:
+        main("--seeds", "1")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith(f"error: {checkpoint.parent} has checkpoints, but ")
+    assert "remove that folder, or choose another" in line and not list(root.glob("logs/*"))
+
+
+@pytest.mark.parametrize("exit_code, complete", [(0, True), (None, True), (4, False), (130, False)])
+def test_an_evaluated_run_is_complete_unless_it_failed(made, exit_code, complete):
+    made.options.log_folder.mkdir(parents=True)
+    saved_runs.save(made.options, {})
+    line = {"step": 1003, "time": 1.0, "seconds": 9.0, "values": {SCORE: 50.0}}
+    (made.options.log_folder / METRICS).write_text(json.dumps(line) + "\n")
+    if exit_code is not None:
+        saved_runs.end(made.options, exit_code)
+    assert made.complete == complete
 
 
 def test_ray_runs_wait_for_room_and_resume_on_another_cluster(main, root):

@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import dataclasses
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from utils import run_registry
 from utils.config.rows import flatten, from_row
 from utils.errors import ConfigurationError
 from utils.options import CONFIGS
@@ -94,6 +96,7 @@ def test_every_config_has_valid_default_ranges(row):
 def main(root, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.setattr(subprocess_run, "MAIN", Path(__file__).parents[1] / "fake_main.py")
+    monkeypatch.setattr(tune, "LOOK_PERIOD", 0.0)
 
     def call(*arguments, trials=3, lr="0.01..0.9", game="", config="dqn-cartpole"):
         monkeypatch.setattr(
@@ -249,35 +252,83 @@ def test_a_trial_that_finishes_while_pruned_gets_its_evaluation(main, root, monk
     assert all(float(row["score"]) == pytest.approx(100 * float(row["agent.learning_rate"])) for row in continued)
 
 
-def test_evaluations_that_a_resumed_trial_gave_up_do_not_count(root):
-    """The trial was killed after 900 steps and resumed from 500."""
+def study_of(root, startup=0, warmup=0):
+    """Return a study of runs of 1,000 steps that are evaluated every 100 steps."""
     pytest.importorskip("optuna")
     (root / "logs" / "tune").mkdir(parents=True)
-    study = Study(
-        options_of("dqn-cartpole", ["--steps", "1000"], "tune", str(root)),
-        ["--steps", "1000", "--evaluator.steps", "100"],
-        ranges(options(root), ["agent.learning_rate"]),
-        root / "logs" / "tune",
-        0,
-        0,
-        1,
-    )
+    template = options_of("dqn-cartpole", ["--steps", "1000"], "tune", str(root))
+    words, parts = ["--steps", "1000", "--evaluator.steps", "100"], ranges(options(root), ["agent.learning_rate"])
+    return Study(template, words, parts, root / "logs" / "tune", startup, warmup, 1)
+
+
+def add_metrics(run, *points):
+    """Write lines of one metric each."""
+    run.options.log_folder.mkdir(parents=True, exist_ok=True)
+    with (run.options.log_folder / "metrics.jsonl").open("a") as file:
+        for step, name, value in points:
+            file.write(json.dumps({"step": step, "time": 0, "seconds": 0, "values": {name: value}}) + "\n")
+
+
+def test_evaluations_that_a_resumed_trial_gave_up_do_not_count(root):
+    """The trial was killed after 900 steps and resumed from 500."""
+    study = study_of(root)
     run = study._child(study._study.ask({}))
-    run.options.log_folder.mkdir(parents=True)
-    (run.options.log_folder / "metrics.jsonl").write_text(
-        "".join(
-            json.dumps({"step": step, "time": 0, "seconds": 0, "values": {name: value}}) + "\n"
-            for step, name, value in (
-                (400, SCORE, 1.0),
-                (500, PERIOD, 500),
-                (800, SCORE, 99.0),
-                (900, PERIOD, 900),
-                (550, PERIOD, 550),
-                (600, SCORE, 2.0),
-            )
-        )
+    add_metrics(
+        run,
+        (400, SCORE, 1.0),
+        (500, PERIOD, 500),
+        (800, SCORE, 99.0),
+        (900, PERIOD, 900),
+        (550, PERIOD, 550),
+        (600, SCORE, 2.0),
     )
-    assert study._scores(run) == {4: 1.0, 6: 2.0}
+    assert study._scores(run, tune.lines_of(run)) == {4: 1.0, 6: 2.0}
+
+
+def test_a_trial_is_pruned_after_as_many_scores_as_the_warmup(root):
+    """The first evaluation takes four periods, so that the second score is already of the fifth."""
+    optuna = pytest.importorskip("optuna")
+    study = study_of(root, startup=1, warmup=5)
+    earlier = optuna.trial.create_trial(value=9.0, intermediate_values=dict.fromkeys(range(1, 11), 9.0))
+    study._study.add_trial(earlier)
+    run = study._child(study._study.ask({}))
+    add_metrics(run, (110, SCORE, 1.0), *((step, SCORE, 1.0) for step in range(510, 800, 100)))
+    assert len(study._scores(run, tune.lines_of(run))) == 4 and not study._should_prune(run)
+    add_metrics(run, (810, SCORE, 1.0))
+    assert study._should_prune(run)
+
+
+@pytest.mark.parametrize("period, looks", [(0.0, 2), (1e9, 1)])
+def test_metrics_of_a_trial_are_read_seldom_and_once_a_look(root, monkeypatch, period, looks):
+    study, read = study_of(root), []
+    run = study._child(study._study.ask({}))
+    grows = iter((False, True, False, True, False))
+
+    def exit_code(run):
+        if (growth := next(grows, None)) is None:
+            return 0
+        add_metrics(run, *[(100, SCORE, 1.0)] * growth)
+        return None
+
+    monkeypatch.setattr(subprocess_run.ChildRun, "start", lambda run, cores: None)
+    monkeypatch.setattr(subprocess_run.ChildRun, "exit_code", property(exit_code))
+    monkeypatch.setattr(tune, "read_lines", lambda path: read.append(path) or [])
+    monkeypatch.setattr(tune, "POLL", 0)
+    monkeypatch.setattr(tune, "LOOK_PERIOD", period)
+    assert not study._watch(run) and len(read) == looks
+
+
+def test_a_trial_does_not_take_the_score_of_an_earlier_run(main, root, capsys):
+    earlier = dataclasses.replace(
+        options_of("dqn-cartpole", ["--steps", "1000"], "tune", str(root)), timestamp="trial0"
+    )
+    earlier.log_folder.mkdir(parents=True)
+    run_registry.save(earlier, {})
+    run_registry.end(earlier, 0)
+    with pytest.raises(SystemExit) as ended:
+        main(trials=1)
+    assert ended.value.code == 2 and "run tune_trial0 exists with other settings (" in capsys.readouterr().err
+    assert not (root / "logs" / "tune" / "trial0.txt").exists()
 
 
 def test_a_trial_without_evaluations_fails(main, root, capsys):
