@@ -5,7 +5,9 @@ import shlex
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from utils.config.command_line import read_options
 from utils.config.rows import find_row
@@ -67,6 +69,18 @@ def test_the_page_has_an_example_of_each_kind():
     assert [name for name, _ in MODULES] == ["q_learning", "layer_norm", "recent", "richest", "corridor"] and len(
         COMMANDS
     ) == 5
+
+
+def test_the_agents_values_stay_bounded(package, tmp_path):
+    """Without a target network they grew to 1e7 on CartPole, whose returns are at most 100 with a discount of 0.99."""
+    command = next(command for command in COMMANDS if "QLearning" in command)
+    words = [word if word != "30" else "2000" for word in SHORT]
+    context, agent = create_context(read_options([*shlex.split(command), *words, "--root", str(tmp_path)]))
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    context.parameters.pull(agent.model, 0)
+    observations = torch.from_numpy(np.random.default_rng(0).uniform(-0.2, 0.2, (100, 4)).astype(np.float32))
+    with torch.no_grad():
+        assert agent.values(observations).abs().max() < 150
 
 
 @pytest.mark.parametrize("command", COMMANDS)

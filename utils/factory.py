@@ -8,7 +8,7 @@ import difflib
 import importlib
 from collections import UserDict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar, get_origin
 
 from pydantic.dataclasses import is_pydantic_dataclass
 
@@ -20,7 +20,8 @@ class Factory(UserDict[str, Any]):
     """A mapping from names to what stands at "module:attribute".
 
     Raises:
-        UnknownNameError: a name that is neither known nor of that form, or a class that is no subclass of `contract`.
+        UnknownNameError: a name that is neither known nor of that form, or a class that is no subclass of `contract` or
+            lacks parts of it.
     """
 
     def __init__(self, kind: str, targets: dict[str, str], contract: str | None = None):
@@ -51,6 +52,10 @@ class Factory(UserDict[str, Any]):
         if not (isinstance(selected, type) and issubclass(selected, contract)):
             wrong = f"{self.kind}={name} is of the wrong kind"
             raise UnknownNameError(f"{wrong}: it is no subclass of {module_name}.{attribute}")
+        declared = [name for name, kind in contract.__annotations__.items() if get_origin(kind) is ClassVar]
+        abstract = sorted(getattr(selected, "__abstractmethods__", ()))
+        if missing := [name for name in declared if not hasattr(selected, name)] + abstract:
+            raise UnknownNameError(f"{self.kind}={name} lacks {', '.join(missing)} of {module_name}.{attribute}")
         base, params = getattr(contract, "Params", None), getattr(selected, "Params", None)
         if base is not None and not (
             isinstance(params, type) and issubclass(params, base) and is_pydantic_dataclass(params)

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from core.agent import Agent
 from utils import factory
 from utils.factory import (
     AgentsDict,
@@ -70,6 +71,19 @@ def test_a_class_of_another_kind_is_refused(names, place, contract):
         UnknownNameError, match=f"{names.kind}={place} is of the wrong kind: it is no subclass of {contract}"
     ):
         names[place]
+
+
+class HalfAgent(Agent):
+    """An agent without `actions`, `window_kinds`, `checkpoint_parts` and the methods that DQN shares."""
+
+    required_output = "q"
+    act = window = exploration = evaluation_exploration = init_learner = learn = None
+
+
+def test_a_class_that_lacks_parts_of_its_contract_is_refused():
+    lacks = r"lacks actions, window_kinds, checkpoint_parts of core\.agent\.Agent$"
+    with pytest.raises(UnknownNameError, match=lacks):
+        AgentsDict[f"{__name__}:HalfAgent"]
 
 
 @pytest.mark.parametrize(
