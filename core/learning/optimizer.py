@@ -46,7 +46,8 @@ class OptimizerParams:
     """Learning rate that a schedule ends at."""
     lr_schedule_updates: int | None = Field(default=1_000_000, ge=1, le=10**12)
     """Updates that a schedule takes; for "step" those between two steps. None takes those of the whole run, which
-    follow from steps or updates."""
+    follow from steps or updates. Unrolls also hold the observations at which episodes end, which count as no agent
+    step: with short episodes such a schedule ends before the run."""
     lr_decay: float = Field(default=0.5, gt=0, le=100)
     """Factor of schedule "step", exponent of schedule "polynomial"."""
     clip_norm: float = Field(default=10.0, ge=0, le=1e9)

@@ -29,7 +29,8 @@ class RolloutAgentParams(AgentParams):
     """Parts of a rollout in an epoch: of its steps, or with a recurrent network of its unrolls."""
     lr_schedule_updates: int | None = Field(default=None, ge=1, le=10**12)
     """Rollouts that a schedule of the learning rate takes; for "step" those between two steps. None takes those of the
-    whole run, which follow from steps or updates."""
+    whole run, which follow from steps or updates. Rollouts also hold the observations at which episodes end, which
+    count as no agent step: with short episodes such a schedule ends before the run."""
 
     @property
     def steps_per_update(self) -> int:
