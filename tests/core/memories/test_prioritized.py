@@ -65,6 +65,7 @@ def test_starts_are_drawn_in_proportion_to_their_priorities(alpha):
 
 def test_importance_weights_equal_the_papers():
     memory, plays, _ = filled(alpha=0.7, beta_start=0.4, priority_epsilon=0.001)
+    memory.sample(1)  # takes the new steps into the tree
     keys = legal_starts(memory, plays)
     priorities = np.random.default_rng(1).random(len(keys.step_ids)) * 2
     memory.update_priorities(keys, priorities)
