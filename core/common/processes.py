@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -19,6 +20,7 @@ IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REUSED_BYTES = 268_435_456
 MALLOC_OPTIONS = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}  # and their numbers in mallopt(3)
 ALLOCATOR_VARIABLES = dict.fromkeys(MALLOC_OPTIONS, str(REUSED_BYTES))
+SAME_REQUEST = 0.5  # seconds in which further signals belong to the same request
 SHORTEST_DELAY, LONGEST_DELAY, DELAY_GROWTH = 0.0005, 0.02, 1.25  # seconds, seconds, factor
 # Descriptors of main for spawned processes; those of the fork server take half as many.
 DESCRIPTORS_PER_PROCESS = 4  # the main process keeps this many pipe ends open per child
@@ -93,6 +95,34 @@ def die_with_parent(parent: int, signal_number: signal.Signals, exit_code: int) 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent:
         os._exit(exit_code)
+
+
+class Interrupts:
+    """Count the requests to end a run: at the first it saves and ends, at a second it ends at once.
+
+    Signals within SAME_REQUEST seconds of a counted one belong to the same request, because several senders repeat
+    themselves: the kernel when a parent with threads dies, `timeout`, and a shell beside a program that forwards.
+    """
+
+    def __init__(self) -> None:
+        self.first = self.requests = 0  # `first` is the number of the first signal
+        self._counted = float("-inf")  # monotonic seconds
+
+    def __bool__(self) -> bool:
+        return self.requests > 0
+
+    def add(self, number: int) -> bool:
+        """Count a signal, unless it belongs to a counted request. Return whether it was counted."""
+        now = time.monotonic()
+        if now - self._counted < SAME_REQUEST:
+            return False
+        self.first, self.requests, self._counted = self.first or number, self.requests + 1, now
+        return True
+
+    @property
+    def exit_code(self) -> int:
+        """Return 128 plus the number of the first signal, or 0 without a signal."""
+        return 128 + self.first if self.first else 0
 
 
 def kill_descendants() -> None:

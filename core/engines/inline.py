@@ -16,7 +16,7 @@ from typing import cast
 import torch
 
 from core.common.console import log_to_stderr
-from core.common.processes import deliver_signals_to_forks
+from core.common.processes import Interrupts, deliver_signals_to_forks
 from core.device.torch_runtime import use_threads
 from core.engines import run_end
 from core.engines.run_end import Conditions
@@ -32,21 +32,21 @@ class InlineEngine:
         self._context, self._processes = context, processes
         self._generators: dict[Key, Generator[bool, None, None]] = {}
         self._random_states: dict[Key, torch.Tensor] = {}
-        self._signal, self._pid = 0, os.getpid()
+        self._interrupts, self._pid = Interrupts(), os.getpid()
         self._has_begun = False  # every single-process has had a turn
 
     def run(self, roles: list[Key]) -> int:
-        """Run to the end, or to the second signal. Returns the exit code of the program."""
+        """Run to the end, or to a second request to end. Returns the exit code of the program."""
         use_threads(1)
         deliver_signals_to_forks()
         handlers = {number: signal.signal(number, self._interrupt) for number in run_end.interrupt_signals()}
         try:
             return self._run()
         except KeyboardInterrupt:
-            if not self._signal:
+            if not self._interrupts:
                 raise
             self._log_resume_command()
-            return run_end.INTERRUPTED + self._signal
+            return self._interrupts.exit_code
         finally:
             torch.set_flush_denormal(False)
             for number, handler in handlers.items():
@@ -75,11 +75,11 @@ class InlineEngine:
             return run_end.exit_code_of(error, self._has_begun)
         if failed_writes := run_end.unsaved(self._context):
             log_to_stderr(failed_writes)
-        if failed_writes or self._signal:
+        if failed_writes or self._interrupts:
             self._log_resume_command()
         if failed_writes:
             return run_end.TRAINING_FAILED
-        return run_end.INTERRUPTED + self._signal if self._signal else run_end.DONE
+        return self._interrupts.exit_code or run_end.DONE
 
     def _run_rounds(self) -> None:
         """Run rounds until the run stops or every single-process has ended."""
@@ -150,15 +150,14 @@ class InlineEngine:
             log_to_stderr(run_end.resume_command_hint(self._context.options))
 
     def _interrupt(self, number: int, frame: object) -> None:
-        """Stop the run at the first signal, and end it at once at a second one.
+        """Stop the run at the first request, and end it at once at a second one.
 
         In a worker that an environment forked, end that worker instead.
         """
         if os.getpid() != self._pid:
             signal.signal(number, signal.SIG_DFL)
             return signal.raise_signal(number)
-        if self._signal:
+        if self._interrupts.add(number) and self._interrupts.requests > 1:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # else foreign_code would replace the exception
             raise KeyboardInterrupt
-        self._signal = number
         self._context.run_state.stop(interrupt=True)

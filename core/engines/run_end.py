@@ -49,8 +49,7 @@ class Conditions:
         return any(limit is not None and value >= limit for limit, value in limits)
 
 
-DONE, BAD_OPTIONS, TRAINING_FAILED = 0, 2, 4
-INTERRUPTED = 128  # plus the signal's number: 129, 130, 143
+DONE, BAD_OPTIONS, TRAINING_FAILED = 0, 2, 4  # `Interrupts.exit_code` has those of signals: 129, 130, 143
 
 
 def interrupt_signals() -> list[signal.Signals]:

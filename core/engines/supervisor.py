@@ -19,17 +19,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from core.common.console import log_to_stderr
+from core.common.processes import Interrupts
 from core.distributed.torch_group import local_rendezvous, network_rendezvous
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle
-from core.engines.run_end import (
-    DONE,
-    INTERRUPTED,
-    TRAINING_FAILED,
-    Conditions,
-    interrupt_signals,
-    resume_command_hint,
-    unsaved,
-)
+from core.engines.run_end import DONE, TRAINING_FAILED, Conditions, interrupt_signals, resume_command_hint, unsaved
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
 
@@ -77,7 +70,7 @@ class Supervisor:
         self._context, self._launcher = context, launcher
         self._options, self._run_state = context.options, context.run_state
         self._slots = [ProcessSlot(role, index, process_ind) for process_ind, (role, index) in enumerate(context.roles)]
-        self._signals: list[int] = []
+        self._interrupts = Interrupts()
         self._shown_errors: set[str] = set()
         # A pause between two checks means that the whole run was stopped, as by Ctrl-Z; heartbeats count from its
         # end.
@@ -98,23 +91,23 @@ class Supervisor:
             stack.callback(self._launcher.close)
             stack.callback(lambda: self._kill(self._alive()))
             self._launcher.prepare()
-            if not self._signals:
+            if not self._interrupts:
                 self._supervise()
             self._end()
-        return self._exit_code or (INTERRUPTED + self._signals[0] if self._signals else DONE)
+        return self._exit_code or self._interrupts.exit_code or DONE
 
     @property
     def next_learners(self) -> int | None:
         """Number of learners with which an elastic run goes on if nodes have room; None if it has ended."""
-        if self._signals or not self._options.supervisor.elastic or self._exit_code not in (DONE, TRAINING_FAILED):
+        if self._interrupts or not self._options.supervisor.elastic or self._exit_code not in (DONE, TRAINING_FAILED):
             return None
         if self._has_failed_learner or not (self._has_lost_learner or self._more_learners):
             return None
         return self._options.num_learners + self._more_learners
 
     def _interrupt(self, number: int, frame: object) -> None:
-        """End the run at the first signal. After a second one, `_await_exits` kills what is left."""
-        self._signals.append(number)
+        """End the run at the first request. After a second one, `_await_exits` kills what is left."""
+        self._interrupts.add(number)
         self._run_state.stop(interrupt=True)
 
     def _supervise(self) -> None:
@@ -249,7 +242,7 @@ class Supervisor:
         if failed_writes := unsaved(self._context):
             self._log(failed_writes)
             self._give_up(TRAINING_FAILED)
-        if self._options.mode == 1 and (self._exit_code or self._signals) and self.next_learners is None:
+        if self._options.mode == 1 and (self._exit_code or self._interrupts) and self.next_learners is None:
             self._log(resume_command_hint(self._options))
 
     def _await_exits(self, slots: Sequence[ProcessSlot], timeout: float | None = None) -> None:
@@ -266,13 +259,13 @@ class Supervisor:
             if timeout is None and self._run_state.interrupted and not was_interrupted:
                 was_interrupted, begin = True, time.monotonic()  # an interrupt leaves all of stop_timeout
             elapsed, with_learner = time.monotonic() - begin, any(slot.role == "learner" for slot, _ in waiting)
-            if elapsed > (timeout or self._time_to_end(with_learner)) or len(self._signals) > 1:
+            if elapsed > (timeout or self._time_to_end(with_learner)) or self._interrupts.requests > 1:
                 names = ", ".join(str(slot) for slot, _ in waiting)
                 self._log(f"{names} did not end within {elapsed:.0f} s: killed")
                 self._kill(waiting)
                 for slot, _ in waiting:
                     self._check_last_evaluation(slot)
-                if len(self._signals) < 2 and with_learner:  # it has not saved
+                if self._interrupts.requests < 2 and with_learner:  # it has not saved
                     self._give_up(TRAINING_FAILED)
                 return
             self._wait(waiting)

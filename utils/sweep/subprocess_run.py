@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from core.common.files import folder_lock
-from core.common.processes import die_with_parent
+from core.common.processes import Interrupts, die_with_parent
 from core.common.settings import dotted
 from utils import run_registry
 from utils.config import command_line
@@ -25,7 +25,6 @@ from utils.plot.curves import METRICS, STOPS, differences, late_score, read_curv
 RESERVED = ("config", "seed", "mode", "machine", "timestamp", "resume", "root", "check", "help")
 PATIENT = ("--ray.placement_timeout", "none")  # On a shared cluster, runs wait for the room that others hold.
 MAIN = Path(PROJECT) / "main.py"
-INTERRUPTED = 128  # Exit code after a signal, minus the signal's number.
 POLL = 0.2  # Seconds between two looks at the running processes.
 GRACE = 60.0  # Seconds that the runs of an earlier, killed scheduler have to save and end.
 
@@ -195,7 +194,7 @@ class SignalForwarder:
     """
 
     def __init__(self, runs: Sequence[ChildRun]):
-        self.runs, self._numbers = runs, list[int]()
+        self.runs, self._interrupts = runs, Interrupts()
 
     def __enter__(self) -> "SignalForwarder":
         self._handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -206,20 +205,20 @@ class SignalForwarder:
             signal.signal(number, handler)
 
     def __bool__(self) -> bool:
-        return bool(self._numbers)
+        return bool(self._interrupts)
 
     @property
     def exit_code(self) -> int:
         """Return 128 plus the number of the first signal, or 0 without a signal."""
-        return INTERRUPTED + self._numbers[0] if self._numbers else 0
+        return self._interrupts.exit_code
 
     def forward(self) -> None:
         """Forward the signals to every run, including one that was started while a signal arrived."""
         for run in self.runs:
-            run.interrupt(len(self._numbers))
+            run.interrupt(self._interrupts.requests)
 
     def _note(self, number: int, frame: object) -> None:
-        self._numbers.append(number)
+        self._interrupts.add(number)
         self.forward()
 
 

@@ -1,4 +1,4 @@
-"""Idle processes sleep longer and longer, and a process gets a signal when its parent dies."""
+"""Idle processes sleep longer and longer, signals become requests, and a process gets a signal when its parent dies."""
 
 import itertools
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from core.common.processes import idle_delays, set_process_name
+from core.common.processes import Interrupts, idle_delays, set_process_name
 
 PARENT = """
 import os, subprocess, sys
@@ -100,3 +100,39 @@ def test_a_process_whose_parent_is_gone_already_exits():
         "import signal; from core.common.processes import die_with_parent; die_with_parent(1 << 22, signal.SIGKILL, 7)"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 7
+
+
+def test_signals_at_once_are_one_request(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    interrupts = Interrupts()
+    assert not interrupts and interrupts.exit_code == 0
+    assert [interrupts.add(signal.SIGTERM), interrupts.add(signal.SIGTERM)] == [True, False]
+    now += 0.4
+    assert not interrupts.add(signal.SIGINT) and interrupts.requests == 1
+    now += 0.2
+    assert interrupts.add(signal.SIGINT) and interrupts.requests == 2 and interrupts.exit_code == 143
+
+
+# `timeout` signals its child and then its process group, to which the child belongs.
+COUNTING = """
+import signal, time
+from core.common.processes import Interrupts
+interrupts, signals = Interrupts(), []
+signal.signal(signal.SIGTERM, lambda number, frame: signals.append(interrupts.add(number)))
+print("ready", flush=True)
+deadline = time.monotonic() + 60
+while not signals and time.monotonic() < deadline:
+    time.sleep(0.01)
+time.sleep(0.2)
+print(signals.count(True), interrupts.exit_code)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_signal_of_timeout_is_one_request():
+    command = ["timeout", "100", sys.executable, "-c", COUNTING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.stdout.read() == "1 143\n"

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from core.common import processes
 from core.engines import supervisor
 from core.engines.launcher import ExitStatus, ReportedError
 from core.engines.supervisor import Supervisor
@@ -310,6 +311,7 @@ def test_a_failure_of_the_launcher_ends_the_run_and_kills_what_has_no_process(mo
 
 def test_a_second_signal_kills_what_is_left_and_the_run_has_the_code_of_the_first(monkeypatch):
     run = Run(monkeypatch, ("actor", 0), ("learner", 0))
+    monkeypatch.setattr(processes, "SAME_REQUEST", 0.0)  # the times of this test are simulated
 
     def script(seconds):
         if seconds in (1.0, 2.0):
