@@ -375,10 +375,12 @@ ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "
                "num_envs_per_actor": 8, "evaluator.period": 10.0,
                "evaluator.episodes": 20, "steps": 1_000_000}
 # A reservoir of 1 M steps is half of a run on MinAtar, as in the paper (1811.11682). With 20,000 steps learning is much
-# slower (docs/results/minatar.md).
-CLEAR = {**replay(0.5, "reservoir", capacity=50_000), "agent.policy_cloning_cost": 0.01,
+# slower, also of LASER; all replays on MinAtar have one size (docs/results/minatar.md).
+MILLION_STEPS = {"capacity": 50_000}
+CLEAR = {**replay(0.5, "reservoir", **MILLION_STEPS), "agent.policy_cloning_cost": 0.01,
          "agent.value_cloning_cost": 0.005}
-LASER = {**replay(0.75, "standard"), "agent.relevance": "kl", "agent.relevance_threshold": 0.3}
+TRUST_REGION = {"agent.relevance": "kl", "agent.relevance_threshold": 0.3}
+LASER = {**replay(0.75, "standard"), **TRUST_REGION}
 ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 6, "alfa_annealing_factor": 2.0,
          "lambda_batches": 20_000}
 ELITE_MINATAR = {**ELITE, "lambda_batches": 80_000}
@@ -401,14 +403,15 @@ CONFIGS += [
     {"name": "impala-lstm-recall", "game": "recall", **IMPALA, **QUEUE, **ADAM, "env_type": "recall",
      "model_type": "mlp-ac", "model.lstm": 64, "evaluator.steps": 20_000, "evaluator.episodes": 50, "steps": 300_000},
     {"name": "impala-minatar-breakout", **IMPALA, **QUEUE, **ON_MINATAR},
-    {"name": "replay-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "standard")},
+    {"name": "replay-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "standard", **MILLION_STEPS)},
     {"name": "clear-minatar-breakout", **IMPALA, **ON_MINATAR, **CLEAR},
-    {"name": "laser-minatar-breakout", **IMPALA, **ON_MINATAR, **LASER},
-    {"name": "attentive-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "attentive")},
+    {"name": "laser-minatar-breakout", **IMPALA, **ON_MINATAR, **TRUST_REGION,
+     **replay(0.75, "standard", **MILLION_STEPS)},
+    {"name": "attentive-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "attentive", **MILLION_STEPS)},
     {"name": "elite1-minatar-breakout", **IMPALA, **ON_MINATAR,
-     **replay(0.5, "custom", **ELITE_MINATAR, elite_sampling_strategy="strategy1")},
+     **replay(0.5, "custom", **ELITE_MINATAR, **MILLION_STEPS, elite_sampling_strategy="strategy1")},
     {"name": "elite3-minatar-breakout", **IMPALA, **ON_MINATAR,
-     **replay(0.5, "custom", **ELITE_MINATAR, elite_sampling_strategy="strategy3")},
+     **replay(0.5, "custom", **ELITE_MINATAR, **MILLION_STEPS, elite_sampling_strategy="strategy3")},
 ]
 
 # PPO with the settings of CleanRL's ppo.py, ppo_atari.py, ppo_atari_lstm.py and ppo_continuous_action.py
