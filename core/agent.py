@@ -96,6 +96,7 @@ class Agent(ABC):
     window_kinds: ClassVar[tuple[WindowKind, ...]]  # kinds of windows that it can learn from
     samples_per_window: int = 1  # steps of one window that are learnt from
     burn_in_steps: int = 0  # steps of one window before these
+    run_progress: float = 0.0  # share of the run that is over, 0 to 1; the learner sets it before each update
 
     def __init__(self, params: Any, spec: EnvSpec, make_model: Callable[[], Model]):
         self.params, self.spec, self._make_model = params, spec, make_model

@@ -609,11 +609,7 @@ class Options(RunOptions):
     def make_agent(self, spec: EnvSpec, device: str = "cpu", precision: str = "float32") -> Agent:
         make_model: Callable[[], Model] = partial(_make_model, self.model_type, self.model, spec, device, precision)
         params = self.agent if self.agent.batch_size else dataclasses.replace(self.agent, batch_size=self.batch_size)
-        agent = self.agent_class(params, spec, make_model)
-        if self.mode != 1 or getattr(params, "lr_schedule_updates", 0) is not None:
-            return agent
-        updates: dict[str, Any] = {"lr_schedule_updates": self.updates_of_run(agent.samples_per_window)}
-        return self.agent_class(dataclasses.replace(params, **updates), spec, make_model)
+        return self.agent_class(params, spec, make_model)
 
 
 def _make_model(model_type: str, params: ModelParams, spec: EnvSpec, device: str, precision: str) -> Model:

@@ -133,7 +133,7 @@ class PPO(ActorCriticAgent):
         params = self.params
         self._is_recurrent = bool(self.model.initial_state(1))
         samples = params.batch_size * (1 if self._is_recurrent else params.unroll_length)
-        self._epochs = RolloutEpochs(self.model.parameters(), params, samples)
+        self._epochs = RolloutEpochs(self.model.parameters(), params, samples, lambda: self.run_progress)
         self._optimizer = self._epochs.optimizer
         self._returns = RunningNormalization(1).to(self.device) if params.normalize_rewards else None
 

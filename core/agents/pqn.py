@@ -94,7 +94,8 @@ class PQN(ActionValueAgent):
     # learning ---------------------------------------------------------------------------------------------------------
     def init_learner(self) -> None:
         params = self.params
-        self._epochs = RolloutEpochs(self.model.parameters(), params, params.batch_size * params.unroll_length)
+        samples = params.batch_size * params.unroll_length
+        self._epochs = RolloutEpochs(self.model.parameters(), params, samples, lambda: self.run_progress)
 
     def learn(self, batch: Batch) -> LearnerOutput:
         self.set_training(True)

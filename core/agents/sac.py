@@ -59,7 +59,10 @@ class SAC(ContinuousControl):
         params = self.params
         self.log_temperature = nn.Parameter(torch.tensor(params.temperature, device=self.device).log())
         self.temperature_optimizer = Optimizer(
-            [self.log_temperature], replace(params, weight_decay=0.0), period=params.policy_update_period
+            [self.log_temperature],
+            replace(params, weight_decay=0.0),
+            period=params.policy_update_period,
+            run_progress=lambda: self.run_progress,
         )
         self.optimizers_of_policy_updates.append(self.temperature_optimizer)
         num_actions = self.spec.action.low.size  # type: ignore[union-attr]

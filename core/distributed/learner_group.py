@@ -233,6 +233,7 @@ class LearnerStatus(NamedTuple):
     stopped: int  # the run ends
     checkpoint_due: int
     has_batch: int
+    agent_steps: int  # of the run
     updates: int  # made so far
     digest: int  # of the agent's state, if it is compared before this update; else 0
 
@@ -255,8 +256,8 @@ class SyncChecker:
     def merge_statuses(self, rows: list[list[int]]) -> LearnerStatus:
         """Return the status on which all learners act, from the statuses of all.
 
-        Any learner can stop the run. Only the first, which writes the checkpoint, decides that one is due. An update
-        needs a batch of every learner.
+        Any learner can stop the run. Only the first, which writes the checkpoint, decides that one is due, and tells
+        the agent steps. An update needs a batch of every learner.
 
         Raises:
             LearnersOutOfSyncError: update counts or digests differ.

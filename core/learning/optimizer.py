@@ -41,13 +41,12 @@ class OptimizerParams:
     rmsprop_eps_in_root: bool = True
     """Add optimizer_eps to RMSProp's moment under the root (Nature DQN, Ape-X, IMPALA); if False, to the root."""
     lr_schedule: Literal["constant", "linear", "polynomial", "step"] = "constant"
-    """Schedule of the learning rate over the updates."""
+    """Schedule of the learning rate."""
     lr_end: float = Field(default=0.0, ge=0, le=100)
     """Learning rate that a schedule ends at."""
     lr_schedule_updates: int | None = Field(default=1_000_000, ge=1, le=10**12)
-    """Updates that a schedule takes; for "step" those between two steps. None takes those of the whole run, which
-    follow from steps or updates. Unrolls also hold the observations at which episodes end, which count as no agent
-    step: with short episodes such a schedule ends before the run."""
+    """Updates that a schedule takes; for "step" those between two steps. None lets it follow the
+    whole run, by the share of steps or updates that is over."""
     lr_decay: float = Field(default=0.5, gt=0, le=100)
     """Factor of schedule "step", exponent of schedule "polynomial"."""
     clip_norm: float = Field(default=10.0, ge=0, le=1e9)
@@ -56,16 +55,24 @@ class OptimizerParams:
     """Largest size of each element of the gradient; 0 is off."""
 
 
-def learning_rate(params: OptimizerParams, update: int) -> float:
-    """Return the learning rate of an update, counted from 0."""
-    start, end, updates = params.learning_rate, params.lr_end, params.lr_schedule_updates or 1
+def learning_rate(params: OptimizerParams, update: int, run_progress: float = 0.0) -> float:
+    """Return the learning rate of an update.
+
+    Args:
+        params: Options of the schedule.
+        update: Number of the update, counted from 0.
+        run_progress: Share of the run that is over, 0 to 1, which a schedule without lr_schedule_updates follows.
+    """
+    start, end, updates = params.learning_rate, params.lr_end, params.lr_schedule_updates
     match params.lr_schedule:
         case "constant":
             return start
         case "step":
+            assert updates is not None
             return max(start * params.lr_decay ** (update // updates), end)
     exponent = 1.0 if params.lr_schedule == "linear" else params.lr_decay
-    return end + (start - end) * float((1 - min(update / updates, 1.0)) ** exponent)
+    progress = run_progress if updates is None else min(update / updates, 1.0)
+    return end + (start - end) * float((1 - progress) ** exponent)
 
 
 class ScheduledTensor:
@@ -117,6 +124,10 @@ class Optimizer:
         sums: losses are sums over the windows of a batch; else they are means.
         period: updates of the agent for one step of this optimiser. Schedules count updates.
         steps_per_update: steps of this optimiser in one update of the agent, which have one learning rate.
+        run_progress: returns the share of the run that is over, for a schedule of the whole run.
+
+    Raises:
+        ValueError: the schedule has no lr_schedule_updates, and "step" or a missing `run_progress` needs them.
     """
 
     _planned: ScheduledTensor | None = None  # learning rates of the planned steps
@@ -129,10 +140,12 @@ class Optimizer:
         sums: bool = False,
         period: int = 1,
         steps_per_update: int = 1,
+        run_progress: Callable[[], float] | None = None,
     ):
         self._parameters, self._params, self._sums, self._period = list(parameters), params, sums, period
-        self._steps_per_update = steps_per_update
-        if params.lr_schedule != "constant" and params.lr_schedule_updates is None:
+        self._steps_per_update, self._run_progress = steps_per_update, run_progress or (lambda: 0.0)
+        needs_updates = params.lr_schedule == "step" or (params.lr_schedule != "constant" and run_progress is None)
+        if needs_updates and params.lr_schedule_updates is None:
             raise ValueError(f"lr_schedule={params.lr_schedule} needs lr_schedule_updates")
         self._steps = 0
         self._optimizer: torch.optim.Optimizer
@@ -172,7 +185,8 @@ class Optimizer:
 
     def _lr_of(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0, which is taken in the last update of its period."""
-        return learning_rate(self._params, (step // self._steps_per_update + 1) * self._period - 1)
+        update = (step // self._steps_per_update + 1) * self._period - 1
+        return learning_rate(self._params, update, self._run_progress())
 
     def plan(self, count: int) -> None:
         """Plan the next `count` steps: their learning rates go to the device, and python reads no tensor in `step`."""

@@ -324,11 +324,33 @@ class RunOptions(ABC):
         """
         limits = [] if self.updates is None else [self.updates]
         if self.steps is not None:
-            without = 0 if self.rate_limiter.samples_per_insert is None else self.rate_limiter.min_replay_size
-            samples = (self.steps - without) * self.samples_per_step
-            # Rounded up: an update that ends the run must not come after the end of a schedule.
-            limits.append(math.ceil(samples / (self.num_learners * self.batch_size * samples_per_window)))
+            limits.append(math.ceil((self.steps - self._first_steps) / self._steps_per_update(samples_per_window)))
         return max(min(limits), 1) if limits else None
+
+    def progress(self, agent_steps: int, updates: int, samples_per_window: int) -> float:
+        """Return the share of the learning, 0 to 1, that was over before the agent steps of this update.
+
+        The larger share counts if both `steps` and `updates` end the run; without either it is 0.
+
+        Args:
+            agent_steps: Those of the run before the update, which stand for the time.
+            updates: Updates made before.
+            samples_per_window: Steps of one window that the agent learns from.
+        """
+        shares = [0.0] if self.updates is None else [updates / self.updates]
+        if self.steps is not None:
+            own_steps = self._first_steps + self._steps_per_update(samples_per_window)
+            shares.append((agent_steps - own_steps) / max(self.steps - self._first_steps, 1))
+        return min(max(shares), 1.0)
+
+    @property
+    def _first_steps(self) -> int:
+        """The agent steps that no update answers to."""
+        return 0 if self.rate_limiter.samples_per_insert is None else self.rate_limiter.min_replay_size
+
+    def _steps_per_update(self, samples_per_window: int) -> float:
+        """Return the agent steps for which there is one update."""
+        return self.num_learners * self.batch_size * samples_per_window / self.samples_per_step
 
     @property
     def learners_at_home(self) -> range:

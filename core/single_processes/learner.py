@@ -115,7 +115,8 @@ class _Learner:
                     yield False
                     continue
                 profile.mark("wait" if batches.starved else "sample")
-            own_status = LearnerStatus(stopped, checkpoint_due, batch is not None, *checker.local_status())
+            steps = context.counters.agent_steps
+            own_status = LearnerStatus(stopped, checkpoint_due, batch is not None, steps, *checker.local_status())
             status = checker.merge_statuses((yield from group.gather(own_status)))
             if batch is not None and (status.stopped or status.checkpoint_due):
                 batches.put_back(batch)  # so that a checkpoint has it
@@ -128,6 +129,8 @@ class _Learner:
                 yield from self.save(group)
                 profile.mark("checkpoint")
             elif status.has_batch:
+                progress = context.options.progress(status.agent_steps, checker.updates, self.agent.samples_per_window)
+                self.agent.run_progress = progress
                 yield from self.update(batch)
                 batch = None
                 yield True

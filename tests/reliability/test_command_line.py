@@ -686,32 +686,6 @@ def test_options_that_cannot_change_are_refused_on_resume(words, refuse, run):
     assert f"cannot continue run {before.signature}" in told and words[0].removeprefix("--") in told
 
 
-@pytest.mark.parametrize(
-    "config, words",
-    [
-        ("ppo-cartpole", ["--num_envs_per_actor", "8"]),
-        ("ppo-cartpole", ["--num_actors", "2"]),
-        ("impact-cartpole", ["--memory.max_reuse", "4"]),
-        ("impact-cartpole", ["--memory_type", "queue"]),
-        (
-            "replay-minatar-breakout",
-            ["--memory.replay_parameters", '[{"type":"queue","capacity":16,"sample_ratio":1}]'],
-        ),
-    ],
-)
-def test_a_schedule_of_the_whole_run_fixes_the_updates_of_the_run(config, words, refuse, run):
-    schedule = ("--agent.lr_schedule", "linear", "--agent.lr_schedule_updates", "none")
-    before = run("--config", config, *schedule, "--steps", "100000")
-    (line,) = refuse("--resume", before.signature, *words)
-    assert line.replace("'", "").startswith(f"error: {words[0][2:]}={words[1]} cannot continue run ")
-    assert "agent.lr_schedule depends" in line
-
-
-def test_a_schedule_of_updates_does_not_fix_the_updates_of_the_run(read, run):
-    before = run("--config", "ppo-cartpole", "--agent.lr_schedule_updates", "1000")
-    assert read("--resume", before.signature, "--num_envs_per_actor", "8").num_envs_per_actor == 8
-
-
 def holding_replay(run):
     """Return a run, the newest checkpoint of which holds the replay now."""
     for step, name in ((100, "clock.pt"), (200, "memory.pt")):

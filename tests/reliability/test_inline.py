@@ -230,6 +230,19 @@ def test_f26_a_resumed_run_equals_an_uninterrupted_run(tmp_path, alone, name, st
     assert models[0] == models[1] and of_starts[0]["agent"] == of_starts[1]["agent"]
 
 
+def test_a_schedule_of_the_whole_run_lasts_to_its_end(tmp_path, alone):
+    """A fifth of a rollout of tictactoe are ends of episodes, which are no agent steps."""
+    new = ("--config", "ppo-tictactoe", *SMALL, "--rate_limiter.min_replay_size", "1", "--agent.batch_size", "4")
+    new = (*new, "--agent.unroll_length", "20", "--timestamp", "one", "--steps")
+    train(tmp_path / "halves", *new, "1000")
+    for root, words in (("straight", (*new, "2000")), ("halves", ("--resume", "test_one", "--steps", "2000"))):
+        context = train(tmp_path / root, *words)
+        start = context.options.agent.learning_rate
+        last = saved(context)["agent"]["optimizer"]["optimizer"]["param_groups"][0]["lr"]
+        before = context.counters.agent_steps - 80  # the last rollout has 80 steps at most
+        assert 0.0 < last <= start and last / start == pytest.approx(1 - before / 2000, abs=0.02), root
+
+
 def test_a_resumed_run_counts_the_same_samples_of_a_device_replay(tmp_path, alone, monkeypatch):
     monkeypatch.setattr(updates, "IDLE_READ_PERIOD", 3)
     device = ("--learner.replay_device", "learner", "--learner.checkpoint_replay", "true", "--timestamp", "one")

@@ -36,10 +36,6 @@ FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_acto
                      "agent.sequence_period", "memory.replay_parameters", "memory.on_full", "memory.num_batches",
                      "memory.feature_dtype", "memory.alpha", "memory.priority_epsilon", "replay.frame_compression",
                      "replay.max_frame_bytes")
-# Options that say how many updates a run makes, and so how long a schedule is that takes the whole run.
-FIXED_WITH_SCHEDULE = ("agent.batch_size", "agent.unroll_length", "num_actors", "num_envs_per_actor", "num_learners",
-                       "memory_type", "memory.max_reuse", "memory.replay_parameters",
-                       "rate_limiter.samples_per_insert", "rate_limiter.min_replay_size")
 # Option that a checkpoint holds a trained value of -> the option that is set where the value is trained.
 TRAINED = {"agent.temperature": "agent.learn_temperature", "agent.kl_coefficient": "agent.kl_target"}
 # fmt: on
@@ -368,8 +364,6 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
         refusal = f"{name}={after[name]!r} cannot continue run {run}, which has {name}={before[name]!r}"
         if name in fixed or name.partition(".")[0] in fixed:
             problems.append(refusal)
-        elif name in FIXED_WITH_SCHEDULE and validation.has_schedule_of_run(options):
-            problems.append(f"{refusal}: the length of its agent.lr_schedule depends on that")
         elif after.get(TRAINED.get(name, "")) and before[name] and after[name]:
             print(f"{run} keeps the {name} that it has learnt: {name}={after[name]!r} is for new runs")
         else:

@@ -204,29 +204,15 @@ def _on_policy(options: Options) -> Iterator[str]:
         )
 
 
-def has_schedule_of_run(options: Options) -> bool:
-    """Return True if the learning rate has a schedule that is as long as the run."""
-    schedule = getattr(options.agent, "lr_schedule", "constant")
-    return schedule != "constant" and options.agent.lr_schedule_updates is None  # type: ignore[attr-defined]
-
-
 def _schedule(options: Options) -> Iterator[str]:
     """Yield why a schedule of the learning rate has no length."""
-    if options.mode != 1 or not has_schedule_of_run(options):
+    schedule = getattr(options.agent, "lr_schedule", "constant")
+    if options.mode != 1 or schedule == "constant" or options.agent.lr_schedule_updates is not None:  # type: ignore[attr-defined]
         return
-    schedule, steps = options.agent.lr_schedule, options.steps  # type: ignore[attr-defined]
-    if options.supervisor.elastic:
-        yield (
-            f"agent.lr_schedule={schedule} needs agent.lr_schedule_updates with supervisor.elastic, because the number "
-            "of updates changes with that of learners"
-        )
-    paced = options.rate_limiter.samples_per_insert or options.memory_class.is_rate_limited(options.memory)
     if schedule == "step":
         yield "agent.lr_schedule=step needs agent.lr_schedule_updates, the updates between two steps"
-    elif options.updates is None and (steps is None or not paced):
-        yield f"agent.lr_schedule={schedule} needs agent.lr_schedule_updates, or " + (
-            "steps, which say how long it is" if paced else "updates, because actors and learners are not paced"
-        )
+    elif options.steps is None and options.updates is None:
+        yield f"agent.lr_schedule={schedule} needs agent.lr_schedule_updates, or steps or updates, which end the run"
 
 
 def _actions(options: Options, spec: EnvSpec) -> Iterator[str]:

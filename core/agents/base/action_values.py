@@ -199,7 +199,7 @@ class QLearning(ActionValueAgent):
     # learning ---------------------------------------------------------------------------------------------------------
     def init_learner(self) -> None:
         self.target = self._make_target()
-        self._optimizer = Optimizer(self.model.parameters(), self.params)
+        self._optimizer = Optimizer(self.model.parameters(), self.params, run_progress=lambda: self.run_progress)
         self._updates = UpdateCounter()
         self._update_target = TargetUpdater(self.params.target_update_period, self.params.target_update_tau)
         # The lock is held while the target computes, moves or is saved, because `precompute` runs in another thread.

@@ -194,7 +194,9 @@ class ActorCriticAgent(Agent):
         return (window.extras["drawn_action"] if self._has_numbers else window.actions)[:-1]
 
     def init_learner(self) -> None:
-        self._optimizer = Optimizer(self.model.parameters(), self.params, sums=True)
+        self._optimizer = Optimizer(
+            self.model.parameters(), self.params, sums=True, run_progress=lambda: self.run_progress
+        )
 
     def prepare_updates(self, count: int) -> None:
         disable_host_sync(self.model)

@@ -125,12 +125,19 @@ class ContinuousControl(Agent):
     def init_learner(self) -> None:
         params, self.target = self.params, copy.deepcopy(self.model).requires_grad_(False)
         self.online_vectors, self.target_vectors = FlatParameters(self.model), FlatParameters(self.target)
-        self.policy_optimizer = Optimizer([self.online_vectors.policy], params, period=params.policy_update_period)
+        self.policy_optimizer = Optimizer(
+            [self.online_vectors.policy],
+            params,
+            period=params.policy_update_period,
+            run_progress=lambda: self.run_progress,
+        )
         self.optimizers_of_policy_updates = [self.policy_optimizer]
         critic_params = dataclasses.replace(
             params, learning_rate=params.critic_learning_rate, weight_decay=params.critic_weight_decay
         )
-        self.critic_optimizer = Optimizer([self.online_vectors.critic], critic_params)
+        self.critic_optimizer = Optimizer(
+            [self.online_vectors.critic], critic_params, run_progress=lambda: self.run_progress
+        )
         self._updates = UpdateCounter()
         self._update_target = TargetUpdater(
             params.target_update_period, params.target_update_tau, params.policy_update_period

@@ -28,9 +28,8 @@ class RolloutAgentParams(AgentParams):
     minibatches: int = Field(default=4, ge=1, le=65_536)
     """Parts of a rollout in an epoch: of its steps, or with a recurrent network of its unrolls."""
     lr_schedule_updates: int | None = Field(default=None, ge=1, le=10**12)
-    """Rollouts that a schedule of the learning rate takes; for "step" those between two steps. None takes those of the
-    whole run, which follow from steps or updates. Rollouts also hold the observations at which episodes end, which
-    count as no agent step: with short episodes such a schedule ends before the run."""
+    """Rollouts that a schedule of the learning rate takes; for "step" those between two steps. None lets it
+    follow the whole run, by the share of steps or updates that is over."""
 
     @property
     def steps_per_update(self) -> int:
@@ -48,12 +47,17 @@ class RolloutEpochs:
         parameters: those that the optimiser changes.
         params: options of the agent: RolloutAgentParams and OptimizerParams.
         num_samples: samples of a rollout, of which a minibatch has at least one.
+        run_progress: as Optimizer takes it.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], params: Any, num_samples: int):
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], params: Any, num_samples: int, run_progress: Callable[[], float]
+    ):
         self._epochs, self._minibatches = params.epochs, min(params.minibatches, num_samples)
         self.steps = self._epochs * self._minibatches
-        self.optimizer = Optimizer(parameters, params, sums=True, steps_per_update=self.steps)
+        self.optimizer = Optimizer(
+            parameters, params, sums=True, steps_per_update=self.steps, run_progress=run_progress
+        )
         self._compile: Compile | None = None
         self._compiled: dict[int, CompiledStep] = {}  # by the size of the minibatch
         self._names: tuple[str, ...]  # of the statistics of a step

@@ -68,8 +68,8 @@ def advantages_and_targets(params, batch, logits, values):
 
 def test_a_schedule_needs_a_length():
     agent = table_agent(PPO, np.zeros((2, 1, A)), np.zeros((2, 1)))
-    agent.params = agent.Params(batch_size=1, lr_schedule="linear")
-    with pytest.raises(ValueError, match="lr_schedule=linear needs lr_schedule_updates"):
+    agent.params = agent.Params(batch_size=1, lr_schedule="step")
+    with pytest.raises(ValueError, match="lr_schedule=step needs lr_schedule_updates"):
         agent.init_learner()
 
 

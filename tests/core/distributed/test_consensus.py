@@ -14,17 +14,17 @@ def checker(weight=1.0, updates=0, period=2):
     )
 
 
-def test_any_learner_stops_the_first_is_due_and_all_need_a_batch():
+def test_any_learner_stops_the_first_is_due_and_counts_steps_and_all_need_a_batch():
     def merged(*rows):
-        return checker(period=0).merge_statuses([[*row, 0, 0] for row in rows])[:3]
+        return checker(period=0).merge_statuses([[*row, steps, 0, 0] for row, steps in zip(rows, (50, 70))])[:4]
 
-    assert merged((0, 1, 1), (0, 0, 1)) == (False, 1, True)
-    assert merged((0, 0, 1), (1, 1, 1)) == (True, 0, True)
-    assert merged((0, 0, 1), (0, 0, 0)) == (False, 0, False)
+    assert merged((0, 1, 1), (0, 0, 1)) == (False, 1, True, 50)
+    assert merged((0, 0, 1), (1, 1, 1)) == (True, 0, True, 50)
+    assert merged((0, 0, 1), (0, 0, 0)) == (False, 0, False, 50)
 
 
 def test_a_single_learner_acts_on_its_own_status():
-    assert checker().merge_statuses([[1, 0, 1, 7, 0]]) == LearnerStatus(1, 0, 1, 7, 0)
+    assert checker().merge_statuses([[1, 0, 1, 50, 7, 0]]) == LearnerStatus(1, 0, 1, 50, 7, 0)
 
 
 def test_states_are_compared_before_the_first_update_and_then_every_period():
@@ -32,7 +32,7 @@ def test_states_are_compared_before_the_first_update_and_then_every_period():
     for alike.updates in range(5, 10):
         updates, digest = alike.local_status()
         compared.append(bool(digest))
-        alike.merge_statuses([[0, 0, 1, updates, digest]] * 2)
+        alike.merge_statuses([[0, 0, 1, 50, updates, digest]] * 2)
     assert compared == [True, True, False, True, False]
     never = checker(period=0)
     assert never.local_status() == (0, 0)
@@ -43,7 +43,7 @@ def test_states_are_compared_before_the_first_update_and_then_every_period():
 )
 def test_learners_that_are_not_alike_are_an_error_that_names_the_difference(name, other):
     own = checker(period=0 if name == "updates" else 2)
-    rows = [[0, 0, 1, *each.local_status()] for each in (own, other)]
+    rows = [[0, 0, 1, 50, *each.local_status()] for each in (own, other)]
     with pytest.raises(
         LearnersOutOfSyncError, match=f"after 0 updates the learners are not alike any more: {name} of learners 0 to 1"
     ):

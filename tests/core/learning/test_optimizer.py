@@ -106,6 +106,21 @@ def test_learning_rate_schedules_start_and_end_as_configured(schedule, values):
     assert [learning_rate(params, update) for update in (0, 5, 10, 30)] == pytest.approx(values)
 
 
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_schedule_of_the_whole_run_follows_its_progress(planned):
+    params = OptimizerParams(learning_rate=1.0, lr_end=0.2, lr_schedule="linear", lr_schedule_updates=None)
+    weight, progress, taken = nn.Parameter(torch.ones(1)), (0.0, 0.25, 1.0), []
+    optimizer = Optimizer([weight], params, steps_per_update=2, run_progress=lambda: progress[len(taken) // 2])
+    for _ in range(6):
+        if planned:
+            optimizer.plan(1)
+        optimizer.step(weight.sum(), torch.tensor(True))
+        taken.append(optimizer.last_lr.item())
+    assert taken == pytest.approx([1.0, 1.0, 0.8, 0.8, 0.2, 0.2])
+    with pytest.raises(ValueError, match="lr_schedule=linear needs lr_schedule_updates"):
+        Optimizer([weight], params)
+
+
 def test_scheduled_values_are_those_of_each_update_and_uploaded_only_when_they_change(monkeypatch):
     uploaded = []
     monkeypatch.setattr(

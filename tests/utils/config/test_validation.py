@@ -87,10 +87,6 @@ def test_a_registered_memory_is_named_among_those_that_fit(refuse, registered):
         (("--ray.learner_placement", "pack"), "needs ray.address and ray.learner_placement=spread"),
         (("--learner.checkpoint_replay", "true"), "supervisor.elastic excludes learner.checkpoint_replay"),
         (("--engine", "local"), "supervisor.elastic=4 needs engine=ray"),
-        (
-            ("--agent.lr_schedule", "linear", "--agent.lr_schedule_updates", "none"),
-            "agent.lr_schedule=linear needs agent.lr_schedule_updates with supervisor.elastic",
-        ),
     ],
 )
 def test_options_that_exclude_an_elastic_run_are_refused(refuse, words, reason):
@@ -106,33 +102,50 @@ def test_options_that_exclude_an_elastic_run_are_refused(refuse, words, reason):
         (("ppo-cartpole",), 977),  # 500,000 steps in rollouts of 4 x 128: 976 and a part
         (("ppo-cartpole", "--steps", "2000000"), 3_907),
         (("ppo-cartpole", "--steps", "2000000", "--updates", "50"), 50),
-        (("ppo-cartpole", "--agent.lr_schedule_updates", "77"), 77),
         (("ppo-cartpole", "--num_actors", "4", "--num_learners", "2"), 245),
         (("ppo-cartpole", "--steps", "10"), 1),
         (("ppo-cartpole", "--memory_type", "queue", "--agent.batch_size", "2"), 1_954),
         (("pqn-cartpole",), 245),  # 32 x 64
         (("impala-cartpole",), 12_500),
         (("impact-cartpole",), 25_000),  # every unroll is learnt from twice
-        (("dqn-cartpole", "--agent.lr_schedule_updates", "None", "--rate_limiter.min_replay_size", "1600"), 24_800),
+        (("dqn-cartpole", "--rate_limiter.min_replay_size", "1600"), 24_800),
     ],
 )
-def test_a_schedule_takes_the_updates_of_the_run(words, expected, root):
+def test_updates_of_a_run_follow_from_its_limits(words, expected, root):
     options = read_options(["--config", *words, "--root", str(root)])
     agent = options.make_agent(environment_spec(options))
-    assert agent.params.lr_schedule_updates == expected
-    assert agent.params == replace(options.agent, batch_size=options.batch_size, lr_schedule_updates=expected)
+    assert agent.params == replace(options.agent, batch_size=options.batch_size)
+    assert options.updates_of_run(agent.samples_per_window) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "made", "expected"),
+    [
+        (("ppo-cartpole",), (512, 0), 0.0),  # rollouts of 4 x 128 of 500,000 steps: the first update
+        (("ppo-cartpole",), (250_512, 489), 0.5),
+        (("ppo-cartpole",), (499_968, 976), (499_968 - 512) / 500_000),  # the last one
+        (("ppo-cartpole", "--steps", "400"), (512, 0), 0.0),
+        (("ppo-cartpole", "--updates", "50"), (10_752, 20), 0.4),
+        (("ppo-cartpole", "--steps", "None", "--updates", "50"), (999_999, 20), 0.4),
+        (("ppo-cartpole", "--num_actors", "4", "--num_learners", "2"), (252_048, 122), 0.5),
+        (("impact-cartpole", "--steps", "1000"), (540, 12), 0.5),  # batches of 8 x 10, each learnt from twice
+        (("dqn-cartpole", "--steps", "201600", "--rate_limiter.min_replay_size", "1600"), (1_608, 0), 0.0),
+        (("dqn-cartpole", "--steps", "201600", "--rate_limiter.min_replay_size", "1600"), (101_608, 12_500), 0.5),
+        (("dqn-cartpole", "--steps", "1000", "--rate_limiter.min_replay_size", "1600"), (1_600, 0), 0.0),
+        (("dqn-cartpole", "--steps", "None", "--seconds", "9"), (101_608, 12_500), 0.0),
+    ],
+)
+def test_progress_is_the_share_of_learning_that_is_over(words, made, expected, root):
+    options = read_options(["--config", *words, "--root", str(root)])
+    samples = options.make_agent(environment_spec(options)).samples_per_window
+    assert options.progress(*made, samples) == pytest.approx(expected)
 
 
 def test_a_schedule_without_a_length_is_refused(refuse, root):
     words = "--config", "ppo-cartpole", "--steps", "None"
-    message = "agent.lr_schedule=linear needs agent.lr_schedule_updates, or "
-    assert f"{message}steps, which say how long it is" in refuse(*words)
+    assert "agent.lr_schedule=linear needs agent.lr_schedule_updates, or steps or updates" in refuse(*words)
     assert "agent.lr_schedule=step needs agent.lr_schedule_updates" in refuse(
         "--config", "ppo-cartpole", "--agent.lr_schedule", "step"
-    )
-    unpaced = "--rate_limiter.samples_per_insert", "None", "--agent.lr_schedule_updates", "None"
-    assert f"{message}updates, because actors" in refuse(
-        "--config", "dqn-cartpole", "--agent.lr_schedule", "linear", *unpaced
     )
     for more in (("--updates", "9"), ("--agent.lr_schedule_updates", "9"), ("--agent.lr_schedule", "constant")):
         assert read_options([*words, *more, "--root", str(root)])
