@@ -5,7 +5,7 @@ is cheap, because its network is built on first access and everything that only 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from types import UnionType
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -94,6 +94,8 @@ class Agent(ABC):
     actions: ClassVar[type | UnionType]  # of core/specs.py: Discrete, MultiDiscrete, Continuous, Mixed, or several
     uses_action_masks: ClassVar[bool] = False  # it takes legal actions of TimeStep.action_mask only, and learns so
     window_kinds: ClassVar[tuple[WindowKind, ...]]  # kinds of windows that it can learn from
+    # Option whose value a run trains and keeps -> option that is set where it trains it.
+    trained_options: ClassVar[Mapping[str, str]] = {}
     samples_per_window: int = 1  # steps of one window that are learnt from
     burn_in_steps: int = 0  # steps of one window before these
     run_progress: float = 0.0  # share of the run that is over, 0 to 1; the learner sets it before each update

@@ -42,6 +42,7 @@ class SAC(ContinuousControl):
 
     Params = SACParams
     required_output = "gaussian-twin-value"
+    trained_options = {"temperature": "learn_temperature"}
     supports_cuda_graphs = True
 
     # acting -----------------------------------------------------------------------------------------------------------

@@ -36,8 +36,6 @@ FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_acto
                      "agent.sequence_period", "memory.replay_parameters", "memory.on_full", "memory.num_batches",
                      "memory.feature_dtype", "memory.alpha", "memory.priority_epsilon", "replay.frame_compression",
                      "replay.max_frame_bytes")
-# Option that a checkpoint holds a trained value of -> the option that is set where the value is trained.
-TRAINED = {"agent.temperature": "agent.learn_temperature", "agent.kl_coefficient": "agent.kl_target"}
 # fmt: on
 OF_A_MODEL = tuple(name for name in rows.CHOICES if name != "memory_type")  # choices that decide which weights fit
 
@@ -359,12 +357,13 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
         batch_sizes = (before.get("agent.batch_size"), options.agent.batch_size)
         if len({options.memory_class.ring_steps(options.memory, size or 0, 1, 1) for size in batch_sizes}) > 1:
             fixed.append("agent.batch_size")
+    trained = {f"agent.{name}": f"agent.{switch}" for name, switch in options.agent_class.trained_options.items()}
     problems, run = [], saved.signature
     for name in different:
         refusal = f"{name}={after[name]!r} cannot continue run {run}, which has {name}={before[name]!r}"
         if name in fixed or name.partition(".")[0] in fixed:
             problems.append(refusal)
-        elif after.get(TRAINED.get(name, "")) and before[name] and after[name]:
+        elif after.get(trained.get(name, "")) and before[name] and after[name]:
             print(f"{run} keeps the {name} that it has learnt: {name}={after[name]!r} is for new runs")
         else:
             print(f"{run} continues with {name}={after[name]!r} (was {before[name]!r})")

@@ -205,9 +205,14 @@ def _on_policy(options: Options) -> Iterator[str]:
 
 
 def _schedule(options: Options) -> Iterator[str]:
-    """Yield why a schedule of the learning rate has no length."""
-    schedule = getattr(options.agent, "lr_schedule", "constant")
-    if options.mode != 1 or schedule == "constant" or options.agent.lr_schedule_updates is not None:  # type: ignore[attr-defined]
+    """Yield why a schedule of the learning rate has no length or no end."""
+    agent: Any = options.agent
+    schedule = getattr(agent, "lr_schedule", "constant")
+    if options.mode != 1 or schedule == "constant":
+        return
+    if schedule == "step" and agent.lr_decay > 1:
+        yield f"agent.lr_schedule=step with agent.lr_decay={agent.lr_decay} would raise the rate without end: 1 is most"
+    if agent.lr_schedule_updates is not None:
         return
     if schedule == "step":
         yield "agent.lr_schedule=step needs agent.lr_schedule_updates, the updates between two steps"

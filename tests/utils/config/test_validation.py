@@ -144,8 +144,10 @@ def test_progress_is_the_share_of_learning_that_is_over(words, made, expected, r
 def test_a_schedule_without_a_length_is_refused(refuse, root):
     words = "--config", "ppo-cartpole", "--steps", "None"
     assert "agent.lr_schedule=linear needs agent.lr_schedule_updates, or steps or updates" in refuse(*words)
-    assert "agent.lr_schedule=step needs agent.lr_schedule_updates" in refuse(
-        "--config", "ppo-cartpole", "--agent.lr_schedule", "step"
+    steps = "--config", "ppo-cartpole", "--agent.lr_schedule", "step"
+    assert "agent.lr_schedule=step needs agent.lr_schedule_updates" in refuse(*steps)
+    assert "agent.lr_decay=1.5 would raise the rate" in refuse(
+        *steps, "--agent.lr_schedule_updates", "9", "--agent.lr_decay", "1.5"
     )
     for more in (("--updates", "9"), ("--agent.lr_schedule_updates", "9"), ("--agent.lr_schedule", "constant")):
         assert read_options([*words, *more, "--root", str(root)])
