@@ -4,6 +4,7 @@
     python -m benchmarks.results                            train every part
     python -m benchmarks.results minatar --jobs 2           one part, two runs at a time
     python -m benchmarks.results rainbow-study-breakout --rows dqn rainbow --seeds 1
+    python -m benchmarks.results minatar --redraw           tables and figures from the data file
 
 Complete runs are not repeated and interrupted ones are resumed: Ctrl-C saves everything, and the same command goes on.
 A part writes to docs/results the evaluations of its complete runs (<part>.csv), curves (<part>.png) and a table
@@ -11,6 +12,7 @@ A part writes to docs/results the evaluations of its complete runs (<part>.csv),
 """
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -50,19 +52,17 @@ class Part(NamedTuple):
         """Return the name of a row and a game in files and tables."""
         return "-".join(filter(None, (game, row)))
 
+    def steps(self, row: str) -> int | None:
+        """Return the agent steps of a row's runs, None if they end by something else."""
+        of_row = next(each.get("steps") for each in CONFIGS if each["name"] == f"{row}{self.ending}")
+        steps = dict(zip(self.words[::2], self.words[1::2])).get(STEPS, of_row)
+        return None if steps is None else int(steps)
 
-# Options that the rows of V-trace on MinAtar had in the study; the lambda_batches of elite replay were 20,000.
-FORMER_MINATAR = ("--agent.batch_size", "16", "--agent.trace_lambda", "1", "--agent.entropy_cost", "0.01")
+
 REPLAY = ("impala", "replay", "clear", "laser", "attentive", "elite1", "elite3")
 PARTS = {
     "small": Part("CartPole", ("dqn", "rainbow", "iqn", "r2d2", "impala", "impact", "ppo", "a2c", "pqn"), "-cartpole"),
     "memory": Part("The memory task", ("r2d2-recall", "impala-lstm-recall", "ppo-lstm-recall")),
-    "replay-study-breakout": Part(
-        "V-trace with replay: MinAtar breakout",
-        REPLAY,
-        "-minatar-breakout",
-        words=(STEPS, "500000", "--evaluator.steps", "25000", *FORMER_MINATAR),
-    ),
     "rainbow-study-breakout": Part(
         "DQN and Rainbow: MinAtar breakout",
         ("dqn", "rainbow"),
@@ -132,6 +132,8 @@ RATES = {
     "impala-lstm-recall": 1_560,
     "ppo-lstm-recall": 3_900,
     "dqn-minatar": 1_700,
+    "iqn-cartpole": 750,
+    "a2c-cartpole": 1_670,
     "rainbow-cartpole": 350,
     "rainbow-minatar": 700,
     "iqn-minatar": 600,
@@ -159,9 +161,11 @@ def runs_of(name: str, options: argparse.Namespace) -> list[ChildRun]:
     """Return the runs of a part, one per row, game and seed.
 
     Raises:
-        ConfigurationError: a row does not exist, or does not fit the part's game or options, or a seed is wrong.
+        ConfigurationError: a row is not of the part, or does not fit its game or options, or a seed is wrong.
     """
     part, folder, runs = PARTS[name], Path(options.root) / "logs" / name, list[ChildRun]()
+    if others := [row for row in options.rows or () if row not in part.rows]:
+        raise ConfigurationError(f"--rows {' '.join(others)}: {name} has the rows {', '.join(part.rows)}")
     for row in options.rows or part.rows:
         for game in part.games or ("",):
             words = [*part.words, *(("--game", game) if game else ())]
@@ -177,13 +181,11 @@ def hours(part: Part) -> tuple[int, float, int]:
 
     The hours are those of runs that follow one another and make all their steps.
     """
-    rows, steps = {row["name"]: row for row in CONFIGS}, dict(zip(part.words[::2], part.words[1::2])).get(STEPS)
     repeats = part.seeds * max(len(part.games), 1)
     total, unknown = 0.0, 0
     for row in part.rows:
-        name = f"{row}{part.ending}"
-        rates = [rate for beginning, rate in RATES.items() if name.startswith(beginning)]
-        length = int(steps or rows[name].get("steps", 0))
+        rates = [rate for beginning, rate in RATES.items() if f"{row}{part.ending}".startswith(beginning)]
+        length = part.steps(row) or 0
         total += repeats * length / rates[0] / 3_600 if rates else 0.0
         unknown += 0 if rates and length else repeats
     return repeats * len(part.rows), total, unknown
@@ -192,29 +194,33 @@ def hours(part: Part) -> tuple[int, float, int]:
 def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
     """Write the evaluations, curves and table of a part: of complete runs and of those that its data file holds.
 
-    A run that was trained again replaces the one in the data file.
+    A run that was trained again replaces the one in the data file. Runs of that file that are not of the part stay.
     """
     part, path = PARTS[name], output / name
     data = path.with_name(f"{name}.csv")
     earlier = curves.read([data], list(curves.COLUMNS)) if data.exists() else []
     found = {run.name: run for run in earlier}
-    for run, trained in zip(runs, curves.read([run.options.log_folder for run in runs], list(curves.COLUMNS))):
-        within = {metric: curves.until(curve, run.options.steps) for metric, curve in trained.curves.items()}
+    read = curves.read([run.options.log_folder for run in runs], list(curves.COLUMNS)) if runs else []
+    for run, trained in zip(runs, read):
         label = f"{run.row}-seed{run.options.seed}"
-        found[label] = trained._replace(name=label, curves=within)
-    labels = [part.label(row, game) for game in part.games or ("",) for row in part.rows]
-    by_label = {
-        label: [run for other, run in sorted(found.items()) if re.fullmatch(f"{re.escape(label)}-seed\\d+", other)]
-        for label in labels
+        found[label] = trained._replace(name=label)
+    by_label, steps = dict[str, list[curves.Run]](), dict[str, int | None]()
+    for game, row in itertools.product(part.games or ("",), part.rows):
+        label = part.label(row, game)
+        steps[label] = part.steps(row)
+        names = sorted(other for other in found if re.fullmatch(f"{re.escape(label)}-seed\\d+", other))
+        if names:
+            by_label[label] = [_until(found.pop(other), steps[label]) for other in names]
+    curves.write_csv(data, [*itertools.chain(*by_label.values()), *found.values()])
+    late = {
+        label: np.array([curves.late_score(run.curves[curves.SCORE], steps[label]) for run in same])
+        for label, same in by_label.items()
     }
-    by_label = {label: same for label, same in by_label.items() if same}
-    curves.write_csv(data, [run for same in by_label.values() for run in same])
-    table = table_of(by_label)
+    table = table_of(by_label, late)
     path.with_name(f"{name}-table.md").write_text(table)
     print(table, end="")
     figures.save(figures.draw_curves(panels(part, by_label), ["steps"], "mean", part.title), path, ["png"])
     if part.games:
-        late = {label: np.array([_late(run) for run in same]) for label, same in by_label.items()}
         relative = over_games(part, late)
         figures.save(
             figures.draw_summary(relative, f"{part.title}: scores relative to the best row of each game", RELATIVE),
@@ -224,14 +230,14 @@ def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
         path.with_name(f"{name}-summary.md").write_text(f"{games_table(part, late)}\n{summary_table(relative)}")
 
 
-def table_of(by_label: Mapping[str, Sequence[curves.Run]]) -> str:
+def table_of(by_label: Mapping[str, Sequence[curves.Run]], late: Mapping[str, Array]) -> str:
     """Return a Markdown table with a line for each label: late scores, best evaluation, agent steps and minutes."""
     lines = []
     for label, same in by_label.items():
-        late, points = [_late(run) for run in same], [run.curves[curves.SCORE] for run in same]
-        scores, best = " ".join(f"{score:.2f}" for score in late), max(curve.values.max() for curve in points)
+        points = [run.curves[curves.SCORE] for run in same]
+        scores, best = " ".join(f"{score:.2f}" for score in late[label]), max(curve.values.max() for curve in points)
         steps, minutes = max(curve.steps[-1] for curve in points), (f"{each.seconds[-1] / 60:.1f}" for each in points)
-        lines.append((label, f"{np.mean(late):.2f}", scores, f"{best:.2f}", f"{steps:,.0f}", " ".join(minutes)))
+        lines.append((label, f"{late[label].mean():.2f}", scores, f"{best:.2f}", f"{steps:,.0f}", " ".join(minutes)))
     return curves.markdown(("row", "mean", "of each seed", "best evaluation", "agent steps", "minutes"), lines)
 
 
@@ -261,12 +267,12 @@ def panels(part: Part, by_label: Mapping[str, Sequence[curves.Run]]) -> dict[str
     return {row: same for row, same in rows.items() if same}
 
 
+def _until(run: curves.Run, steps: int | None) -> curves.Run:
+    return run._replace(curves={metric: curves.until(curve, steps) for metric, curve in run.curves.items()})
+
+
 def _only(run: curves.Run, metric: str) -> curves.Run:
     return run._replace(curves={metric: run.curves[metric]})
-
-
-def _late(run: curves.Run) -> float:
-    return curves.late_score(run.curves[curves.SCORE])
 
 
 def over_games(part: Part, late: Mapping[str, Array]) -> dict[str, list[Array]]:
@@ -287,6 +293,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all, in order")
     parser.add_argument("--list", action="store_true", help="print the parts and their hours, and train nothing")
+    parser.add_argument(
+        "--redraw", action="store_true", help="write tables and figures from the data, and train nothing"
+    )
     parser.add_argument("--rows", nargs="+", help="only these rows of a part")
     parser.add_argument("--seeds", type=int, nargs="+", help="these seeds in place of the part's")
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
@@ -301,6 +310,10 @@ def main() -> int:
         return 0
     try:
         figures.pyplot()  # Fail before hours of training rather than after.
+        if options.redraw:
+            for name in options.parts or [name for name in PARTS if (options.output / f"{name}.csv").exists()]:
+                write(name, [], options.output)
+            return 0
         # All runs are checked before the first one starts.
         for name, runs in {name: runs_of(name, options) for name in options.parts or PARTS}.items():
             with claimed(Path(options.root) / "logs" / name):

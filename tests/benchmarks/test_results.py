@@ -1,6 +1,7 @@
 """The learning results can be repeated, and their data can be drawn again."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +100,34 @@ def test_a_part_is_trained_once_and_written(monkeypatch, tmp_path, root):
     monkeypatch.setattr(results.Runner, "run", lambda self: 130)  # interrupted before the second seed
     assert results.main() == 130
     assert len(curves.read([tmp_path / "tiny.csv"], [curves.SCORE])) == 2
+
+
+@pytest.mark.parametrize("name", [name for name in PARTS if (DATA / f"{name}-table.md").exists()])
+def test_tables_are_those_of_the_data(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(figures, "save", lambda *arguments: [])
+    shutil.copy(DATA / f"{name}.csv", tmp_path)
+    monkeypatch.setattr("sys.argv", ["results", name, "--redraw", "--output", str(tmp_path)])
+    assert results.main() == 0
+    for table in tmp_path.glob("*.md"):
+        assert table.read_text() == (DATA / table.name).read_text()
+    assert (tmp_path / f"{name}-table.md").exists()
+
+
+def test_an_evaluation_at_the_beginning_of_the_late_share_counts(monkeypatch, tmp_path):
+    part = Part("One row", ("dqn",), "-cartpole", words=("--steps", "1000"))
+    monkeypatch.setattr(results, "PARTS", {"tiny": part})
+    monkeypatch.setattr(figures, "save", lambda *arguments: [])
+    lines = ["dqn-seed1,790,1.0,9.0,0,9.0", "dqn-seed1,801,1.0,1.0,0,1.0", "dqn-seed1,1040,2.0,3.0,0,3.0"]
+    others = ["former-seed1,500,1.0,7.0,0,7.0"]
+    (tmp_path / "tiny.csv").write_text("\n".join(["run,step,seconds,mean,std,median", *lines, *others, ""]))
+    results.write("tiny", [], tmp_path)
+    assert "| dqn | 2.00 | 2.00 | 9.00 | 1,040 | 0.0 |" in (tmp_path / "tiny-table.md").read_text()
+    assert {run.name for run in curves.read([tmp_path / "tiny.csv"], [curves.SCORE])} == {"dqn-seed1", "former-seed1"}
+
+
+def test_rows_of_other_parts_are_refused(monkeypatch, capsys, root):
+    monkeypatch.setattr("sys.argv", ["results", "memory", "--rows", "r2d2-recall", "dqn-pong", "--root", str(root)])
+    with pytest.raises(SystemExit) as ended:
+        results.main()
+    assert ended.value.code == 2 and not list(root.iterdir())
+    assert "--rows dqn-pong: memory has the rows r2d2-recall, impala-lstm-recall" in capsys.readouterr().err
