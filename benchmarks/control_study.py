@@ -6,7 +6,8 @@
 Each task gets a plot with bands and a table over all sides and seeds. `--jobs` runs are trained at a time, each on
 its share of the cores. Our sides are rows; those of stable-baselines3 have the options of the row ddpg-<task>. Both
 are scored by the mean raw return of 10 episodes without noise in separate environments, twenty times a run. A
-complete run is not repeated, so that the study can be stopped and continued. Needs matplotlib.
+complete run is not repeated, so that the study can be stopped and continued. Runs that the files hold of other sides
+and seeds stay in them. Needs matplotlib.
 """
 
 import argparse
@@ -14,14 +15,14 @@ import csv
 import dataclasses
 import itertools
 import os
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.sides import output_of
 from benchmarks.training import RESULTS, ROOT
 from utils.config.command_line import read_options, refuse
 from utils.errors import ConfigurationError
@@ -50,13 +51,7 @@ def other(side: str, task: str, seed: int, steps: int, threads: int) -> Path:
     path = ROOT / "logs" / f"control_{task}-{side}-seed{seed}-{steps}.csv"
     if not path.exists():
         words = words_of({"sides": side, "seeds": seed, "steps": steps, "result": path})
-        subprocess.run(
-            [sys.executable, "-m", "benchmarks.control_study", task, *words],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        output_of("control_study", [task, *words], {"OMP_NUM_THREADS": str(threads)})
     return path
 
 
@@ -95,7 +90,7 @@ def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None
 
 
 def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, jobs: int, output: Path) -> int:
-    """Train what is missing of a task, write curves, plot and table, and return 0 if all of our runs are complete."""
+    """Train what is missing of a task and write its results; return 0 if all of our runs are complete."""
     keys = list(itertools.product(seeds, sides))
     children = {(side, seed): ours(side, task, seed, steps) for seed, side in keys if side in OURS}
     code = Runner(list(children.values()), jobs).run()
@@ -108,36 +103,52 @@ def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, job
         }
     sources = {key: child.options.log_folder for key, child in children.items()}
     sources |= {key: future.result() for key, future in others.items()}
-    runs: dict[str, list[curves.Run]] = {side: [] for side in sides}
-    for seed, side in keys:
-        (run,) = curves.read([sources[side, seed]], list(curves.COLUMNS))
-        until = {name: curves.until(curve, steps) for name, curve in run.curves.items()}
-        runs[side].append(run._replace(name=f"{side}-seed{seed}", curves=until))
-    curves.write_csv(output / f"control-{task}.csv", [run for side_runs in runs.values() for run in side_runs])
+    write(task, sources, steps, output)
+    return 0
+
+
+def write(task: str, sources: Mapping[tuple[str, int], Path], steps: int, output: Path) -> None:
+    """Write curves, plot and table of a task: of these runs and of those that its data file holds.
+
+    Args:
+        task: Key of TASKS.
+        sources: (side, seed) -> log folder or CSV file of the run, which replaces the one in the data file.
+        steps: Agent steps of a run.
+        output: Folder of the files.
+    """
+    path, metrics = output / f"control-{task}", list(curves.COLUMNS)
+    data = path.with_name(f"{path.name}.csv")
+    found = {run.name: run for run in curves.read([data], metrics)} if data.exists() else {}
+    for (side, seed), source in sources.items():
+        (run,), name = curves.read([source], metrics), f"{side}-seed{seed}"
+        until = {metric: curves.until(curve, steps) for metric, curve in run.curves.items()}
+        found[name] = run._replace(name=name, curves=until)
+    runs: dict[str, dict[int, curves.Run]] = {}
+    for name, run in found.items():
+        side, _, seed = name.rpartition("-seed")
+        runs.setdefault(side, {})[int(seed)] = run
+    runs = {side: dict(sorted(by_seed.items())) for side, by_seed in runs.items()}
+    curves.write_csv(data, [run for by_seed in runs.values() for run in by_seed.values()])
     scored = {
-        side: [run._replace(curves={curves.SCORE: run.curves[curves.SCORE]}) for run in side_runs]
-        for side, side_runs in runs.items()
+        side: [run._replace(curves={curves.SCORE: run.curves[curves.SCORE]}) for run in by_seed.values()]
+        for side, by_seed in runs.items()
     }
-    figures.save(
-        figures.draw_curves(scored, ["steps"], "mean", TASKS[task]["game"]), output / f"control-{task}", ["png"]
-    )
-    with (output / f"control-{task}-table.csv").open("w", newline="") as file:
+    figures.save(figures.draw_curves(scored, ["steps"], "mean", TASKS[task]["game"]), path, ["png"])
+    seeds = sorted({seed for by_seed in runs.values() for seed in by_seed})
+    with path.with_name(f"{path.name}-table.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
             ["side", "mean over seeds", *(f"seed {seed}" for seed in seeds), "best evaluation", "minutes a run"]
         )
-        for side, side_runs in scored.items():
-            each = [run.curves[curves.SCORE] for run in side_runs]
-            scores, best = [curves.late_score(curve, steps) for curve in each], [curve.values.max() for curve in each]
-            minutes = np.mean([curve.seconds[-1] for curve in each]) / 60
-            writer.writerow([side, *(f"{value:.1f}" for value in (np.mean(scores), *scores, np.mean(best), minutes))])
-            listed = [round(score, 1) for score in scores]
-            print(
-                f"{task}: {side} {np.mean(scores):.1f} from {listed}, best {np.mean(best):.1f}, "
-                f"{minutes:.1f} minutes a run",
-                flush=True,
-            )
-    return 0
+        for side, by_seed in runs.items():
+            each = {seed: run.curves[curves.SCORE] for seed, run in by_seed.items()}
+            scores = {seed: curves.late_score(curve, steps) for seed, curve in each.items()}
+            mean, best = np.mean(list(scores.values())), np.mean([curve.values.max() for curve in each.values()])
+            minutes = np.mean([curve.seconds[-1] for curve in each.values()]) / 60
+            cells = (f"{scores[seed]:.1f}" if seed in scores else "" for seed in seeds)
+            writer.writerow([side, f"{mean:.1f}", *cells, f"{best:.1f}", f"{minutes:.1f}"])
+            listed = [round(score, 1) for score in scores.values()]
+            print(f"{task}: {side} {mean:.1f} from {listed}, best {best:.1f}, {minutes:.1f} minutes a run", flush=True)
 
 
 def main() -> int:

@@ -2,13 +2,12 @@
 
     python -m benchmarks.grace --rounds 2 --configs dqn-pong-small dqn-pong-uniform [CHECKOUT ...]
 
-Every round measures each config in each checkout of the project, in turns. The loops have the highest priority that
-users have. The results are written to docs/results/grace.json: agent steps per second, of both runs together.
+Every round measures each config in each checkout of the project, in turns. The results name a checkout as it is given.
+The loops have the highest priority that users have. The results are written to docs/results/grace.json: agent steps
+per second, of both runs together.
 """
 
 import argparse
-import os
-import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,9 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-from benchmarks.sides import write
+from benchmarks.sides import description, write
 from benchmarks.training import RESULTS, ROOT, after_start, rate, train
-from core.common.system import versions
 from utils.plot.curves import markdown
 
 START_SECONDS = 12  # start-up, filling the memory, catching up
@@ -50,6 +48,7 @@ CASES = {"alone": (1, 0), "two busy loops": (1, 2), "two runs": (2, 0)}
 
 
 def main() -> None:
+    """Run the measurements, print a table and write the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkouts", nargs="*", type=Path, default=[ROOT])
     parser.add_argument("--configs", nargs="+", default=["dqn-pong-small"])
@@ -61,17 +60,16 @@ def main() -> None:
         for config in options.configs:
             for case, (num_runs, num_loops) in CASES.items():
                 for checkout in options.checkouts:
-                    measured = results.setdefault(f"{config}, {checkout.name}", {}).setdefault(case, [])
-                    measured.append(speed(checkout, config, num_runs, num_loops, options.seconds))
-                    print(f"{config}, {checkout.name}, {case}: {measured[-1]:.0f} agent steps/s", flush=True)
+                    measured = results.setdefault(f"{config}, {checkout}", {}).setdefault(case, [])
+                    measured.append(speed(checkout.resolve(), config, num_runs, num_loops, options.seconds))
+                    print(f"{config}, {checkout}, {case}: {measured[-1]:.0f} agent steps/s", flush=True)
     lines = []
     for name, cases in results.items():
         medians = {case: median(values) for case, values in cases.items()}
         ratios = [medians["two busy loops"] / medians["alone"], medians["two runs"] / medians["alone"]]
         lines.append([name, *(f"{value:.0f}" for value in medians.values()), *(f"{ratio:.2f}" for ratio in ratios)])
     print(markdown(["config, checkout", *CASES, "beside loops / alone", "two runs / alone"], lines), end="")
-    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), **versions()}
-    write(RESULTS / "grace.json", {"results": results, "machine": machine})
+    write(RESULTS / "grace.json", {**description("grace"), "results": results})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compare V-trace training with the limit of this machine, and measure the cost of replay strategies and prefetching.
 
     python -m benchmarks.onpolicy                    speed and ceiling, then the replay strategies
-    python -m benchmarks.onpolicy --only speed
+    python -m benchmarks.onpolicy --only speed       one of them; the file keeps the results of the other
 
 The task is Pong with the torso of the Nature network, unrolls of 20 steps, each sample used once, on all cores. The
 ceiling combines two separate measurements as if nothing were lost between them: environment and acting on one core, and
@@ -12,6 +12,7 @@ and the ratios of each round.
 import argparse
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("speed", "rules"))
     parser.add_argument("--seconds", type=float, default=40.0, help="duration of each measurement")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=RESULTS / "onpolicy.json")
     options = parser.parse_args()
     if options.side:
         print(SIDES[options.side](options.seconds))
@@ -101,7 +103,8 @@ def main() -> None:
     def measure(side: str) -> float:
         return float(last_line("onpolicy", side=side, seconds=options.seconds))
 
-    result = description("onpolicy")
+    known = json.loads(options.output.read_text()) if options.only and options.output.exists() else {}
+    result = {**known, **description("onpolicy")}
     if options.only != "rules":
         result["agent steps per second"] = rates = take_turns(SPEED, options.rounds, measure)
         for side in ("ceiling", "no prefetching"):
@@ -111,7 +114,7 @@ def main() -> None:
         result["samples per second"] = rates = take_turns(sides, options.rounds, measure, unit="samples/s")
         for name in STRATEGIES:
             result[f"{name} / queue"] = ratios(f"{name} / queue", rates[name], rates["queue"])
-    write(RESULTS / "onpolicy.json", result)
+    write(options.output, result)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,26 +28,30 @@ def calls_per_second(call: Callable[[], object], seconds: float, uncounted: int 
     return count / elapsed
 
 
-def last_line(module: str, variables: Mapping[str, str] | None = None, **options: object) -> str:
-    """Run a benchmark in a process of its own and return the last line that it prints.
+def output_of(module: str, words: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
+    """Run a benchmark in a process of its own and return what it prints.
 
     The process ends if this one is killed.
 
     Args:
         module: Name of the module in benchmarks/.
+        words: Words of its command line.
         variables: Environment variables besides those of this process.
-        options: Those of its command line.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{module}", *words_of(options)],
+    return subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{module}", *words],
         cwd=ROOT,
         env={**os.environ, **(variables or {})},
         check=True,
         stdout=subprocess.PIPE,
         text=True,
         preexec_fn=partial(end_with, os.getpid()),
-    )
-    return done.stdout.splitlines()[-1]
+    ).stdout
+
+
+def last_line(module: str, variables: Mapping[str, str] | None = None, **options: object) -> str:
+    """Run a benchmark with these options as `output_of` does, and return the last line that it prints."""
+    return output_of(module, words_of(options), variables).splitlines()[-1]
 
 
 def take_turns(

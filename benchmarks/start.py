@@ -74,23 +74,22 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
         medians.append({name: median(values) for name, values in columns.items()})
         cells = [f"{median(values):.1f} ({values[0]:.1f} to {values[-1]:.1f})" for values in columns.values()]
         lines.append([checkout, *cells])
-    if len(medians) == 2:
-        lines.append(["ratio", *(f"{medians[1][name] / medians[0][name]:.2f}" for name in MEASURES)])
+    lines.append(["ratio", *(f"{medians[1][name] / medians[0][name]:.2f}" for name in MEASURES)])
     return markdown(["checkout", *(f"{name}, s" for name in MEASURES)], lines)
 
 
 def main() -> None:
     """Measure all runs, print the table and write the results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkouts", nargs="+", type=Path)
+    parser.add_argument("before", type=Path, help="checkout")
+    parser.add_argument("after", type=Path, help="checkout that is compared with it")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--output", type=Path, default=RESULTS / "start.json")
     arguments = parser.parse_args()
-    names = {checkout: "after" if number else "before" for number, checkout in enumerate(arguments.checkouts)}
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in names.values()}
+    results: dict[str, list[dict[str, float]]] = {"before": [], "after": []}
     for _ in range(arguments.runs):
-        for checkout, name in names.items():
-            results[name].append(measure(checkout.resolve()))
+        for name in results:
+            results[name].append(measure(getattr(arguments, name).resolve()))
             print(name, {key: round(value, 2) for key, value in results[name][-1].items()}, flush=True)
     write(arguments.output, results)
     print(table(results), end="")

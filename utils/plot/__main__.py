@@ -26,7 +26,7 @@ from core.env import normalized_name
 from utils.config.command_line import refuse
 from utils.errors import ConfigurationError
 from utils.factory import EnvsDict, why_not
-from utils.plot.curves import COLUMNS, SCORE, Run, alike, grouped, late_score, markdown, read, usable, write_csv
+from utils.plot.curves import COLUMNS, SCORE, Run, alike, grouped, late_score, markdown, usable, write_csv
 from utils.plot.figures import AGGREGATES, AXES, CENTERS, Array, bootstrap, draw_curves, draw_summary, interval, save
 
 FORMATS = ("png", "svg", "pdf")
@@ -84,16 +84,17 @@ def _refusing_unwritable(path: Path) -> Iterator[None]:
 
 def _curves(options: argparse.Namespace) -> tuple[Any, list[Run]]:
     """Return the figure, and the runs with the points that a CSV contains."""
-    runs, sources = usable(options.runs, options.metric)
-    groups = grouped(runs, options.group) if options.group else alike(runs)
+    runs = usable(options.runs, options.metric, COLUMNS if options.csv and options.metric == [SCORE] else ())
+    drawn = [run._replace(curves={metric: run.curves[metric] for metric in options.metric}) for run in runs]
+    groups = grouped(drawn, options.group) if options.group else alike(drawn)
     title = next(iter(groups)) if len(groups) == 1 else ""  # The legend names several groups.
     figure = draw_curves(groups, options.x, options.statistic, options.title or title, options.each)
-    return figure, read(sources, list(COLUMNS)) if options.csv and options.metric == [SCORE] else runs
+    return figure, runs
 
 
 def _summary(options: argparse.Namespace) -> tuple[Any, list[Run]]:
     """Print the table of the summary, and return its figure and runs."""
-    runs, _ = usable(options.runs, [SCORE])
+    runs = usable(options.runs, [SCORE])
     groups = grouped(runs, options.group) if options.group else alike(runs, "method")
     scores = {method: list(by_game(runs).values()) for method, runs in groups.items()}
     figure = draw_summary(scores, options.title or "human-normalised scores, 95 % bootstrap intervals")

@@ -71,24 +71,37 @@ class NoCurves(ConfigurationError):
 
 
 # reading --------------------------------------------------------------------------------------------------------------
-def read(sources: Iterable[Path], metrics: Sequence[str]) -> list[Run]:
+def read(sources: Iterable[Path], metrics: Sequence[str], optional: Iterable[str] = ()) -> list[Run]:
     """Return the runs of these log folders and CSV files.
+
+    Args:
+        sources: Log folders and CSV files.
+        metrics: Metrics that every source must have.
+        optional: Further metrics, which are read from the sources that have them.
 
     Raises:
         ConfigurationError: a source or a metric does not exist.
     """
     runs: list[Run] = []
     for source in sources:
-        runs += _read_csv(source, metrics) if source.suffix == ".csv" else [_read_folder(source, metrics)]
+        if source.suffix == ".csv":
+            runs += _read_csv(source, metrics, optional)
+        else:
+            runs.append(_read_folder(source, metrics, optional))
     if not runs:
         raise ConfigurationError("there are no runs to read: name log folders or CSV files")
     return runs
 
 
-def usable(sources: Sequence[Path], metrics: Sequence[str]) -> tuple[list[Run], list[Path]]:
-    """Return the runs that have points of every metric, and their sources. Other runs are skipped and named on stderr.
+def usable(sources: Sequence[Path], metrics: Sequence[str], optional: Iterable[str] = ()) -> list[Run]:
+    """Return the runs that have points of every metric, under distinct names.
 
-    A source that is given twice is read once.
+    Other runs are skipped and named on stderr. A source that is given twice is read once.
+
+    Args:
+        sources: Log folders and CSV files.
+        metrics: Metrics that a run must have.
+        optional: Further metrics, which are read from the sources that have them.
 
     Raises:
         ConfigurationError: a source does not exist, or no run is left.
@@ -98,18 +111,17 @@ def usable(sources: Sequence[Path], metrics: Sequence[str]) -> tuple[list[Run], 
     ]:
         raise ConfigurationError(absent)
     sources = list({source.resolve(): source for source in sources}.values())
-    kept, kept_sources, errors, skipped = list[Run](), list[Path](), list[str](), dict[str, list[str]]()
+    kept, errors, skipped = list[tuple[Path, Run]](), list[str](), dict[str, list[str]]()
     for source in sources:
         try:
-            runs = read([source], metrics)
+            runs = read([source], metrics, optional)
         except ConfigurationError as refused:
             errors += refused.problems
             missing = refused.missing if isinstance(refused, NoCurves) else refused.problems[0]
             skipped.setdefault(missing, []).append(str(source))
             continue
-        empty = {run.name: name for run in runs for name, curve in reversed(run.curves.items()) if not curve.steps.size}
-        kept += [run for run in runs if run.name not in empty]
-        kept_sources += [source] if len(empty) < len(runs) else []
+        empty = {run.name: name for run in runs for name in reversed(metrics) if not run.curves[name].steps.size}
+        kept += [(source, run) for run in runs if run.name not in empty]
         for run_name, metric in empty.items():
             errors.append(f"{run_name} has no values of {metric}")
             skipped.setdefault(f"no values of {metric}", []).append(run_name)
@@ -118,7 +130,22 @@ def usable(sources: Sequence[Path], metrics: Sequence[str]) -> tuple[list[Run], 
         raise ConfigurationError([*errors[:MAX_LISTED], *others])
     for missing, names in skipped.items():
         log_to_stderr(f"passed over ({missing}): {', '.join(names)}")
-    return kept, kept_sources
+    return _distinct(kept)
+
+
+def _distinct(runs: Sequence[tuple[Path, Run]]) -> list[Run]:
+    """Return the runs of these sources. A name that several sources have is preceded by what their paths differ in."""
+    by_name: dict[str, list[Path]] = {}
+    for source, run in runs:
+        by_name.setdefault(run.name, []).append(source.resolve())
+    renamed = []
+    for source, run in runs:
+        if len(same := by_name[run.name]) > 1:
+            place = source.resolve().relative_to(os.path.commonpath([each.parent for each in same]))
+            name = f"{place.with_suffix('')}-{run.name}" if source.suffix == ".csv" else str(place)
+            run = run._replace(name=name, settings={**run.settings, "run": name})
+        renamed.append(run)
+    return renamed
 
 
 def read_curve(path: Path, metric: str = SCORE) -> Curve:
@@ -166,7 +193,7 @@ def late_score(curve: Curve, steps: float | None = None) -> float:
     return float(curve.values[curve.steps >= LATE * min(steps or np.inf, curve.steps[-1])].mean())
 
 
-def _read_folder(folder: Path, metrics: Sequence[str]) -> Run:
+def _read_folder(folder: Path, metrics: Sequence[str], optional: Iterable[str]) -> Run:
     if not (folder / METRICS).is_file():
         raise NoCurves(f"{folder} is no log folder of a run: it has no {METRICS}", "no log folder of a run")
     name, saved = folder.resolve().name, run_registry.read(folder)
@@ -174,13 +201,14 @@ def _read_folder(folder: Path, metrics: Sequence[str]) -> Run:
     try:
         lines = read_lines(folder / METRICS)
         known = {metric for line in lines for metric in line["values"]}
-        return Run(name, settings, {metric: curve_of(lines, _known(metric, known, folder)) for metric in metrics})
+        found = _known(metrics, optional, known, folder)
+        return Run(name, settings, {metric: curve_of(lines, metric) for metric in found})
     except (OSError, ValueError, TypeError) as error:
         problem = f"{folder / METRICS} is not what a run writes ({type(error).__name__}: {error})"
         raise NoCurves(problem, "no log folder of a run") from None
 
 
-def _read_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
+def _read_csv(path: Path, metrics: Sequence[str], optional: Iterable[str]) -> list[Run]:
     by_run: dict[str, list[dict[str, Any]]] = {}
     try:
         with path.open(newline="") as file:
@@ -195,11 +223,12 @@ def _read_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
     except (ValueError, TypeError, csv.Error) as error:  # A line with more or fewer columns raises TypeError.
         raise ConfigurationError(f"{path} cannot be read: line {reader.line_num}: {error}") from None
     known = {metric for lines in by_run.values() for line in lines for metric in line["values"]}
+    found = _known(metrics, optional, known, path)
     return [
         Run(
             name,
             _names(name, re.sub(r"[-_ ]?seed[-_ ]?\d+$", "", name) or path.stem),
-            {metric: curve_of(lines, _known(metric, known, path)) for metric in metrics},
+            {metric: curve_of(lines, metric) for metric in found},
         )
         for name, lines in by_run.items()
     ]
@@ -218,11 +247,13 @@ def _names(run: str, config: str | None = None, game: str | None = None) -> dict
     return {"run": run, "config": config, "method": config.replace(f"-{game}", "") if game else config}
 
 
-def _known(metric: str, known: set[str], source: Path) -> str:
-    if metric in known:
-        return metric
-    lacking, listed = f"no values of {metric}", ", ".join(sorted(known)) or "none yet"
-    raise NoCurves(f"{source} has {lacking}{suggestion(metric, known)}; there are {listed}", lacking)
+def _known(metrics: Sequence[str], optional: Iterable[str], known: set[str], source: Path) -> list[str]:
+    """Return the metrics, and the optional ones that are known; raise NoCurves for a metric that is not known."""
+    for metric in metrics:
+        if metric not in known:
+            lacking, listed = f"no values of {metric}", ", ".join(sorted(known)) or "none yet"
+            raise NoCurves(f"{source} has {lacking}{suggestion(metric, known)}; there are {listed}", lacking)
+    return list(dict.fromkeys([*metrics, *(metric for metric in optional if metric in known)]))
 
 
 def curve_of(lines: Iterable[dict[str, Any]], metric: str = SCORE) -> Curve:
@@ -341,8 +372,8 @@ def on_grid(curves: Sequence[Curve], axis: str) -> tuple[NDArray[np.float64], ND
 
 
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
-    """Write one line per point: run, step, seconds and a column for each metric of the runs."""
-    metrics = list(runs[0].curves)
+    """Write one line per point: run, step, seconds and a column for each metric that a run has."""
+    metrics = list(dict.fromkeys(metric for run in runs for metric in run.curves))
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*POINT, *(COLUMNS.get(metric, metric) for metric in metrics)])

@@ -135,7 +135,8 @@ def draw_curves(
     for panel, (metric, axis) in zip(grid.flat, panels):
         for label, runs in groups.items():
             _draw_group(panel, [run.curves[metric] for run in runs], axis, statistic, label, each)
-        panel.xaxis.set_major_formatter(EngFormatter() if axis == "steps" else panel.xaxis.get_major_formatter())
+        if axis == "steps":
+            panel.xaxis.set_major_formatter(EngFormatter())
         panel.set(xlabel=AXES[axis][2], ylabel=metric)
         panel.set_title(subtitle, fontsize="small")
         panel.grid(alpha=0.3)

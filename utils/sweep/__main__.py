@@ -158,7 +158,8 @@ def result(run: ChildRun) -> Result:
     lines = read_lines(run.options.log_folder / METRICS)
     curve = until(curve_of(lines), run.options.steps)
     final, best = (float(curve.values[-1]), float(curve.values.max())) if len(curve.values) else (math.nan, math.nan)
-    steps, seconds = max(((int(line["step"]), float(line["seconds"])) for line in lines), default=(0, 0.0))
+    # A resume has superseded earlier lines of more steps.
+    steps, seconds = (int(lines[-1]["step"]), float(lines[-1]["seconds"])) if lines else (0, 0.0)
     late = late_score(curve, run.options.steps)
     return Result(run.row, run.options.seed, run.complete, run.exit_code, steps, seconds / 60, final, best, late)
 

@@ -15,6 +15,7 @@ import csv
 import dataclasses
 import json
 import os
+import shlex
 import sys
 import textwrap
 import time
@@ -28,7 +29,7 @@ from utils.config.rows import CHOICES, changed, class_defaults, flatten, split_v
 from utils.errors import BAD_CHECKPOINT, ConfigurationError, import_extra
 from utils.options import PROJECT, Options
 from utils.plot import figures
-from utils.plot.curves import METRICS, PERIOD, STOPS, Curve, curve_of, late_score, read_lines, until
+from utils.plot.curves import METRICS, PERIOD, STOPS, Curve, counts, curve_of, late_score, read_lines, until
 from utils.sweep.subprocess_run import POLL, ChildRun, SignalForwarder, claimed, options_of, wait_until_idle, words_of
 from utils.tune.ranges import Range, ranges
 
@@ -73,7 +74,9 @@ def main(arguments: Sequence[str]) -> int:
         return exit_code or 1
     if options.plot:
         print(study.draw())
-    print(f"best of {study.finished} trials, score {study.best.value:.2f}, as a row of CONFIGS:\n{study.best_row()}")
+    row, others = study.best_row()
+    given = f" (train it with {others})" if others else ""
+    print(f"best of {study.finished} trials, score {study.best.value:.2f}, as a row of CONFIGS{given}:\n{row}")
     return 0
 
 
@@ -285,20 +288,24 @@ class Study:
         complete = [trial for trial in self.trials if trial.state.name == "COMPLETE"]
         return max(complete, key=lambda trial: trial.value, default=None)
 
-    def best_row(self) -> str:
-        """Return the best trial as a row of CONFIGS, with the options that differ from the defaults of its classes."""
+    def best_row(self) -> tuple[str, str]:
+        """Return the best trial as a row of CONFIGS, with the options that differ from the defaults of its classes.
+
+        Returns:
+            The row, and the words of the command line for those of its options that a row cannot have.
+        """
         trained = self._child(self.best).options  # The trial's classes may have other options than the template's.
         evaluator = dataclasses.replace(trained.evaluator, steps=self._template.evaluator.steps)
         options = dataclasses.replace(trained, evaluator=evaluator)
         defaults = class_defaults(options)
         row = {"name": f"{options.config}-tuned", **{name: getattr(options, name) for name in CHOICES}}
-        for name, value in flatten(options).items():
-            if value != defaults[name] and ("." in name or name in LINES):
-                row[name] = value
+        different = {name: value for name, value in flatten(options).items() if value != defaults[name]}
+        row |= {name: value for name, value in different.items() if "." in name or name in LINES}
+        beside = {name: value for name, value in different.items() if name not in (*row, "seed") and counts(name)}
         # Spaces within an option do not break a line, because a text may not go on in the next one.
         items = ", ".join(f'"{name}": {_literal(value)}'.replace(" ", "\xa0") for name, value in row.items())
         lines = textwrap.wrap(items + "}", WIDTH + 1, break_long_words=False, break_on_hyphens=False)
-        return ("    {" + "\n     ".join(lines) + ",").replace("\xa0", " ")
+        return ("    {" + "\n     ".join(lines) + ",").replace("\xa0", " "), shlex.join(words_of(beside))
 
     def write_table(self) -> None:
         """Write folder/trials.csv, a line per trial."""

@@ -15,6 +15,7 @@ from utils.plot.figures import draw_curves
 # seed: score at 100, 200, 300 steps
 VALUES = {1: [1.0, 5.0, 9.0], 2: [3.0, 3.0, 0.0], 3: [8.0, 1.0, 3.0], 4: [2.0, 7.0, 4.0]}
 SECONDS = [60.0, 120.0, 180.0]
+RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 
 
 @pytest.fixture
@@ -263,9 +264,41 @@ def test_a_run_that_is_named_twice_is_drawn_once(runs, tmp_path, monkeypatch):
         runs[1],
         tmp_path / ".." / tmp_path.name / "local_1",
     ]
-    found, sources = usable(twice, [SCORE])
-    assert [run.name for run in found] == ["local_1", "local_2"] and len(sources) == 2
+    assert [run.name for run in usable(twice, [SCORE])] == ["local_1", "local_2"]
     assert [len(group) for group in alike(read(twice, [SCORE])).values()] == [5]
+
+
+def test_runs_of_one_name_are_told_apart(run, tmp_path):
+    pong = [RESULTS / f"{row}-pong-small.csv" for row in ("dqn", "impala")]
+    for parent in ("a", "b"):
+        (tmp_path / parent).mkdir()
+    folders = [run(f"{parent}/local_1", [1.0, 2.0], "dqn-cartpole") for parent in ("a", "b")]
+    assert list(grouped(usable([*pong, *folders], [SCORE]), ["run"])) == [
+        *(f"{row}-pong-small-seed {seed}" for row in ("dqn", "impala") for seed in (1, 2, 3)),
+        "a/local_1",
+        "b/local_1",
+    ]
+    assert plot.main([*map(str, pong), "--csv", "--output", str(tmp_path / "both"), "--formats", "png"]) == 0
+    groups = alike(read([tmp_path / "both.csv"], [SCORE]))
+    assert {row: len(same) for row, same in groups.items()} == {"dqn-pong-small": 3, "impala-pong-small": 3}
+
+
+def test_a_csv_of_means_alone_is_drawn_and_written_again(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    means = RESULTS / "pqn.csv"
+    (tmp_path / "all.csv").write_text("run,step,seconds,mean,std,median\nall,1,1.0,2.0,3.0,4.0\nnone,1,1.0,,3.0,4.0\n")
+    words = ["--csv", "--output", str(tmp_path / "again"), "--formats", "png"]
+    assert plot.main([str(means), *words]) == 0
+    values = [
+        {run.name: run.curves[SCORE].values.tolist() for run in read([path], [SCORE])}
+        for path in (means, tmp_path / "again.csv")
+    ]
+    assert values[0] == values[1]
+    assert plot.main([str(means), str(tmp_path / "all.csv"), *words]) == 0
+    assert "passed over (no values of evaluator/episodic_return_mean): none" in capsys.readouterr().err
+    header, *lines = (tmp_path / "again.csv").read_text().splitlines()
+    assert header == "run,step,seconds,mean,std,median" and lines[-1] == "all,1,1.0,2.0,3.0,4.0"
+    assert {line.partition(",")[0] for line in lines} == {*values[0], "all"}
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,13 @@ def test_checkpoints_of_a_run_without_logs_are_refused(main, root, made, capsys)
     assert "remove that folder, or choose another" in line and not list(root.glob("logs/*"))
 
 
+def test_steps_that_a_resume_superseded_are_not_tabulated(made):
+    made.options.log_folder.mkdir(parents=True)
+    lines = [{"step": step, "seconds": step / 100, "time": 0, "values": {}} for step in (100, 400, 300, 350)]
+    (made.options.log_folder / METRICS).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert (sweep.result(made).steps, sweep.result(made).minutes * 60) == (350, 3.5)
+
+
 @pytest.mark.parametrize("exit_code, complete", [(0, True), (None, True), (4, False), (130, False)])
 def test_an_evaluated_run_is_complete_unless_it_failed(made, exit_code, complete):
     made.options.log_folder.mkdir(parents=True)

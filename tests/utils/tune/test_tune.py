@@ -98,7 +98,7 @@ def main(root, monkeypatch):
     monkeypatch.setattr(subprocess_run, "MAIN", Path(__file__).parents[1] / "fake_main.py")
     monkeypatch.setattr(tune, "LOOK_PERIOD", 0.0)
 
-    def call(*arguments, trials=3, lr="0.01..0.9", game="", config="dqn-cartpole"):
+    def call(*arguments, trials=3, lr="0.01..0.9", game="", config="dqn-cartpole", words=()):
         monkeypatch.setattr(
             subprocess_run.ChildRun, "_command", lambda run, resume, made=made: [*made(run, resume), "--game", game]
         )
@@ -119,6 +119,7 @@ def main(root, monkeypatch):
                 "--",
                 "--steps",
                 "1000",
+                *words,
             ]
         )
 
@@ -162,6 +163,11 @@ def test_the_printed_config_has_options_of_its_own_classes_only(main, capsys):
     row = ast.literal_eval(printed[printed.index("    {") :].strip().rstrip(","))
     options, problems = from_row(row)  # without the prioritised memory's options
     assert not problems and options.memory_type == "shared" and not any(name.startswith("memory.alpha") for name in row)
+
+
+def test_options_that_no_row_can_have_are_printed_beside_it(main, capsys):
+    assert main(trials=1, words=("--num_actors", "4", "--device", "cpu")) == 0
+    assert ", as a row of CONFIGS (train it with --num_actors 4):\n    {" in capsys.readouterr().out
 
 
 def test_layer_sizes_are_tuned_as_written(main, root, capsys):
