@@ -18,7 +18,7 @@ from torch import Tensor
 from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.specs import ArraySpec, EnvSpec, WindowKind, WindowSpec
-from core.types import Batch, State, TimeStep, Window, batch_size
+from core.types import Batch, State, TimeStep, Window
 
 
 @frozen_dataclass
@@ -162,7 +162,7 @@ class Agent(ABC):
 
     def count_samples(self, batch: Batch) -> int:
         """Count the agent steps learnt from in a batch on the CPU."""
-        return batch_size(batch) * self.samples_per_window - int(self.count_last_steps(batch.window))
+        return len(batch.weights) * self.samples_per_window - int(self.count_last_steps(batch.window))
 
     def initial_priorities(self, window: Window) -> np.ndarray | None:
         """Compute priorities [B] of new windows without observations, from the actor's stored fields.

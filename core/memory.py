@@ -3,7 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -122,7 +122,14 @@ class Memory(ABC):
             actor_ind: The actor.
             priorities: Initial priorities, as in ChunkWriter. Rules without priorities ignore them.
         """
-        return ChunkWriter(self.trajectories, actor_ind, self.window, priorities if self.with_priority else None)
+        return ChunkWriter(self.trajectories, actor_ind, self.window, priorities, partial(self.has_room, actor_ind))
+
+    def has_room(self, actor_ind: int) -> bool:
+        """Return True if this actor may begin a chunk.
+
+        Actors call this in their own processes, so it may read shared memory only.
+        """
+        return True
 
     @cached_property
     def generator(self) -> np.random.Generator:
@@ -174,10 +181,7 @@ class Memory(ABC):
 class DeviceMemory(ABC):
     """The learner's side of a memory on its device, made of the memory that actors write to."""
 
-    @property
-    @abstractmethod
-    def generators(self) -> tuple[torch.Generator, ...]:
-        """Return the generators that `sample` draws from."""
+    generator: torch.Generator  # that `sample` draws from
 
     @abstractmethod
     def refresh(self) -> bool:

@@ -84,7 +84,7 @@ class Model(nn.Module, ABC):
             The output and the recurrent state after the step.
         """
 
-    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor = True) -> None:
+    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor) -> None:
         """Update the statistics by which a model normalises; the default has none.
 
         Args:
@@ -137,12 +137,6 @@ class PolicyAndCritic(Model):
         return self.policy(self.preprocess(observation)), state
 
 
-class DataDependentModule(nn.Module):
-    """Base of modules with a data-dependent fast path. CUDA graph capture requires `disable_host_sync` first."""
-
-    allow_host_sync = True
-
-
 def keep_float32(layer: nn.Module) -> nn.Module:
     """Mark a layer that computes in float32 when its network computes in bfloat16, and return the layer.
 
@@ -154,21 +148,17 @@ def keep_float32(layer: nn.Module) -> nn.Module:
 
 
 def disable_host_sync(model: nn.Module) -> None:
-    """Make every part of the model depend on shapes alone, and never read a tensor's value in Python."""
+    """Make every part of the model depend on shapes alone, and never read a tensor's value in Python.
+
+    CUDA graph capture requires this. Modules with a data-dependent fast path take it while `allow_host_sync` is True.
+    """
     for module in model.modules():
-        if isinstance(module, DataDependentModule):
-            module.allow_host_sync = False
-
-
-class NoisyModule(nn.Module):
-    """Base of modules that draw noise: one draw for a batch, or one for each of its rows."""
-
-    noise_per_row = False
-    noise_per_env = True  # False: the rows of acting environments share a draw as well
+        if getattr(module, "allow_host_sync", False):
+            module.allow_host_sync = False  # type: ignore[assignment]
 
 
 def draw_noise_per_row(model: nn.Module, per_row: bool) -> None:
     """Let noisy modules draw for each row (environments that act) or once for a batch (a learner)."""
     for module in model.modules():
-        if isinstance(module, NoisyModule):
-            module.noise_per_row = per_row and module.noise_per_env
+        if hasattr(module, "noise_per_row"):
+            module.noise_per_row = per_row and module.noise_per_env  # type: ignore[assignment]

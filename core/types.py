@@ -81,11 +81,6 @@ class Batch(NamedTuple):
     precomputed: Any = None  # what `Agent.precompute` made of this batch
 
 
-def batch_size(batch: Batch) -> int:
-    """Return the number of windows in a batch."""
-    return len(batch.weights)
-
-
 def batch_tensors(batch: Batch) -> list[Tensor]:
     """Return every tensor of a batch, in the same order for all batches of one agent."""
     window, fresh = batch.window, [] if batch.fresh is None else [batch.fresh]

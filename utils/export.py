@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from core.agent import Agent
-from core.checkpoint.run_checkpoint import STEP_FOLDER, CheckpointError
+from core.checkpoint.model_file import file_beside
+from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.files import replace_atomically
 from core.model import disable_host_sync
 from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
@@ -210,14 +211,6 @@ def _tied(action: ActionSpec, scores: np.ndarray, ours: np.ndarray, theirs: np.n
     return _close(scores_of_ours, scores_of_theirs, np.abs(scores).max())
 
 
-def default_output(model: Path) -> Path:
-    """Return models/<signature>.onnx for a model file, and models/<signature>_step_<N>.onnx for a checkpoint."""
-    if not STEP_FOLDER.fullmatch(model.name):
-        return model.with_suffix(".onnx")
-    folder = model.absolute().parent  # It holds checkpoints only.
-    return folder.with_name(f"{folder.name.removesuffix('_checkpoints')}_{model.name}.onnx")
-
-
 def main(arguments: Sequence[str]) -> int:
     """Export a model file and return exit code 0; exit with 2 if that is impossible, 3 without a usable model file."""
     description = "Export the acting network of a model file to ONNX."
@@ -226,7 +219,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, help="file to write; by default in the model's folder, with .onnx")
     options = parser.parse_args(arguments)
     model = find_model(options.model_file)
-    path = options.output or default_output(model)
+    path = options.output or file_beside(model, ".onnx")
     try:
         network = export(load(model), path)
     except CheckpointError as error:

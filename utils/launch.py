@@ -137,7 +137,7 @@ def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path:
 def _try_test_files(options: Options, model: Path) -> None:
     """Raise ConfigurationError if mode 2 could not write its results, before it plays for hours."""
     for suffix in ("json", *([options.video.format] if options.record else [])):
-        path = model_file.test_file(model, suffix)
+        path = model_file.file_beside(model, f"_test.{suffix}")
         try:
             model_file.try_test_file(path, REPORT_BYTES + options.episodes * EPISODE_BYTES)
         except OSError as error:

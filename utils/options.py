@@ -368,6 +368,7 @@ ADAM = {"agent.optimizer": "adam", "agent.learning_rate": 1e-3, "agent.optimizer
 # MinAtar's runs are short: small batches make many updates of them. Of breakout, a trace of 0.8 and three times the
 # entropy cost doubled the return after 1 M steps; the trace is that of MinAtar's own actor-critic (1903.03176).
 ON_MINATAR = {**ADAM, "env_type": "minatar", "game": "breakout", "model_type": "minatar-ac", "agent.batch_size": 4,
+              "learner.compile": "auto",
               "agent.trace_lambda": 0.8, "agent.entropy_cost": 0.03, "evaluator.period": 30.0,
               "evaluator.episodes": 30, "steps": 2_000_000}
 ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "agent.unroll_length": 10,

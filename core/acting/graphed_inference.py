@@ -1,7 +1,7 @@
 """Run an acting network's forward pass as a CUDA graph.
 
 An actor's number of environments never changes, so the shapes of a graph stay valid.
-Parameters are refreshed in place (core/runtime/run_state.py), so a graph launch reads the newest ones.
+Parameters are refreshed in place (core/runtime/parameter_store.py), so a graph launch reads the newest ones.
 """
 
 from collections.abc import Callable

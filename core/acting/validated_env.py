@@ -33,7 +33,7 @@ class ValidatedEnv(Env):
     """
 
     def __init__(self, env: Env, num_envs: int):
-        self._env, self._num_envs, self.spec = env, num_envs, env.spec
+        self._env, self.spec = env, env.spec
         self._steps = self._first_env = 0
         self._foreign_code = foreign_code(f"environment {env.spec.name}")
         shapes = {"observation": (num_envs, *env.spec.observation_shape)}

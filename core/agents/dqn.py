@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams
+from core.agents.base.action_values import MunchausenParams, QLearning
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.ops.actions import mask_actions
@@ -24,7 +24,7 @@ from core.types import Batch, TransitionBatch, Window
 
 
 @frozen_dataclass
-class DQNParams(MunchausenParams, QLearningParams):
+class DQNParams(MunchausenParams):
     loss: Literal["huber", "squared"] = "huber"
     """Loss of the temporal-difference error: Huber, or its square / 2."""
 

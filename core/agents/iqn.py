@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams, select_actions
+from core.agents.base.action_values import MunchausenParams, QLearning, select_actions
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.model import Model
@@ -23,7 +23,7 @@ from core.types import Batch, QuantileInputs, TransitionBatch
 
 
 @frozen_dataclass
-class IQNParams(MunchausenParams, QLearningParams):
+class IQNParams(MunchausenParams):
     quantiles: int = Field(default=8, ge=1, le=10_000)
     """Fractions N drawn for the learnt quantiles of a window (IQN: 8, Dopamine: 64)."""
     target_quantiles: int = Field(default=8, ge=1, le=10_000)

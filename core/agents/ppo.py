@@ -65,7 +65,7 @@ class PPOParams(RolloutAgentParams, ActorCriticAgentParams):
     optimizer: OptimizerName = "adam"
     """Optimiser of the network."""
     learning_rate: float = Field(default=2.5e-4, gt=0, le=100)
-    """Learning rate at the start. Schedules count rollouts."""
+    """Learning rate at the start."""
     optimizer_eps: float = Field(default=1e-5, gt=0, le=1)
     """Added to the root of the optimiser's second moment."""
     clip_norm: float = Field(default=0.5, ge=0, le=1e9)
@@ -252,10 +252,10 @@ class PPO(ActorCriticAgent):
 
     @classmethod
     def compiled_calls(cls, params: PPOParams) -> int:
-        return params.steps_per_update
+        return params.epochs * params.minibatches
 
     def compile_parts(self, compiled: Compile) -> bool:
-        self._epochs.compile_steps(compiled)
+        self._epochs.compile = compiled
         return True
 
     # checkpoint -------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class PQNParams(RolloutAgentParams, ActionValueParams):
     optimizer: OptimizerName = "radam"
     """Optimiser of the network (PQN: RAdam)."""
     learning_rate: float = Field(default=2.5e-4, gt=0, le=100)
-    """Learning rate at the start (PQN: 2.5e-4). Schedules count rollouts."""
+    """Learning rate at the start (PQN: 2.5e-4)."""
     optimizer_eps: float = Field(default=1e-8, gt=0, le=1)
     """Added to the root of the optimiser's second moment."""
     exploration_epsilon_end: float = Field(default=0.001, ge=0, le=1)
@@ -140,10 +140,10 @@ class PQN(ActionValueAgent):
 
     @classmethod
     def compiled_calls(cls, params: PQNParams) -> int:
-        return params.steps_per_update
+        return params.epochs * params.minibatches
 
     def compile_parts(self, compiled: Compile) -> bool:
-        self._epochs.compile_steps(compiled)
+        self._epochs.compile = compiled
         return True
 
     # checkpoint -------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agents.base.action_values import MunchausenParams, QLearning, QLearningParams, select_actions
+from core.agents.base.action_values import MunchausenParams, QLearning, select_actions
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.ops.actions import mask_actions
@@ -64,7 +64,7 @@ class Quantile:
 
 
 @frozen_dataclass
-class RainbowParams(MunchausenParams, QLearningParams):
+class RainbowParams(MunchausenParams):
     distribution: Literal["categorical", "quantile"] = "categorical"
     """Distribution that is learnt: C51 (categorical), or quantile regression."""
     v_min: float = Field(default=-10.0, ge=-1e9, le=1e9)

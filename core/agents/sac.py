@@ -91,7 +91,7 @@ class SAC(ContinuousControl):
             action, log_density = self._sample(self.model.policy(observation))
             values = self.model.critic(observation, action)[:, :, 0].amin(0)  # [B]
             loss = (temperature * log_density - values).mean()
-            self.online_vectors.differentiate_policy(loss)
+            self.online_vectors.differentiate(loss, self.online_vectors.policy)
             return Loss(loss.detach(), {"entropy": -log_density.detach().mean()})
 
         total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)

@@ -113,11 +113,12 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> No
     model.load_state_dict(weights)
 
 
-def test_file(path: Path, suffix: str) -> Path:
-    """Return the file of mode 2's results: beside the model file, or beside the folder of checkpoints."""
-    if STEP_FOLDER.fullmatch(path.name) and path.parent.name.endswith("_checkpoints"):
-        return path.parent.with_name(f"{path.parent.name.removesuffix('_checkpoints')}_{path.name}_test.{suffix}")
-    return path.with_name(f"{path.name if path.is_dir() else path.stem}_test.{suffix}")
+def file_beside(path: Path, ending: str) -> Path:
+    """Return the file that is named after a model or checkpoint, beside the model file or the folder of checkpoints."""
+    folder = path.absolute().parent
+    if STEP_FOLDER.fullmatch(path.name) and folder.name.endswith("_checkpoints"):
+        return folder.with_name(f"{folder.name.removesuffix('_checkpoints')}_{path.name}{ending}")
+    return path.with_name(f"{path.name if path.is_dir() else path.stem}{ending}")
 
 
 def try_test_file(path: Path, size: int) -> None:

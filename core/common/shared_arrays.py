@@ -26,6 +26,7 @@ def next_multiple(value: int, step: int) -> int:
 
 
 ALIGNMENT = 64  # bytes of a cache line, so that counters of different writers never share one
+CACHE_LINE = ALIGNMENT // 8  # int64 values
 
 
 def total_bytes(specs: Mapping[str, ArraySpec]) -> int:

@@ -118,11 +118,6 @@ def atari_games() -> tuple[str, ...]:
     return tuple(sorted(set(roms.get_all_rom_ids()) - TWO_PLAYERS_ONLY))
 
 
-def atari_game(name: str) -> str:
-    """Return the canonical name of an Atari game, such as "ms_pacman". Raises ValueError with the closest names."""
-    return resolve_name(name, atari_games())
-
-
 @cache
 def human_random_scores() -> dict[str, tuple[float, float]]:
     """Return normalised game name -> (human score, random score)."""
@@ -148,7 +143,7 @@ class AtariEnv(Env):
         render_mode: str | None = None,
     ):
         check_construction(num_envs, num_threads, render_mode)
-        name, rules = atari_game(game), params.rules()
+        name, rules = resolve_name(game, atari_games()), params.rules()
         self._emulator = _emulator(params, name, num_envs, num_threads, render_mode)
         self._num_envs, self._max_steps, self._render_mode = num_envs, params.max_steps, render_mode
         self._life_loss = training and rules.life_loss

@@ -103,18 +103,13 @@ class EagerUpdates:
 
     def __init__(self, agent: Agent, microbatch_on_oom: bool):
         self._agent, self._microbatcher = agent, MicroBatcher() if microbatch_on_oom else None
-        self._metrics = EagerMetricAccumulator()
+        self.metrics = EagerMetricAccumulator()
 
     def __call__(self, batch: Batch) -> LearnerOutput:
         with nullcontext() if self._microbatcher is None else use_microbatches(self._microbatcher):
             output = self._agent.learn(batch)
-        self._metrics.add(output)
+        self.metrics.add(output)
         return output
-
-    @property
-    def consecutive_skipped(self) -> int:
-        """Return how many updates in a row were skipped because they were not finite."""
-        return self._metrics.consecutive_skipped
 
     def samples(self, batch: Batch) -> int:
         """Return the agent steps that a call with this batch learned from."""
@@ -127,7 +122,7 @@ class EagerUpdates:
     def statistics(self) -> dict[str, float]:
         """Return mean metrics; with microbatches also `batch_size`, the windows of one gradient."""
         size = {} if self._microbatcher is None else {"batch_size": float(self._microbatcher.size)}
-        return {**self._metrics.take(), **size}
+        return {**self.metrics.take(), **size}
 
 
 IDLE_READ_PERIOD = 100  # calls between two reads of the number of steps that were no samples
@@ -200,7 +195,7 @@ class DeviceReplayBatches:
         self._has_idle_steps = agent.samples_per_window > 1
         self._idle_steps = torch.zeros((), dtype=torch.int64, device=device)
         self._calls = self._overcounted = 0
-        self.generators = memory.generators
+        self.generators = (memory.generator,)
 
     def load(self, memory: DeviceMemory) -> None:
         """Plan what changes between samples. This is not captured."""
@@ -270,7 +265,7 @@ class GraphedUpdate:
             self._graph = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
         elif not agent.compile_parts(compiled):
             self._graph = compiled(self._run_updates, agent.update_cycle(agent.params))
-        self._metrics = MetricAccumulator(batches.device)
+        self.metrics = MetricAccumulator(batches.device)
 
     def __call__(self, batch: Any) -> LearnerOutput:
         """Launch the updates. On CUDA this returns before they finish; `statistics` reads their metrics."""
@@ -286,12 +281,7 @@ class GraphedUpdate:
         for _ in range(self.count):
             output = self._agent.learn(self._batches.sample())
             self._batches.finish_update(output.priorities)
-            self._metrics.add(output)
-
-    @property
-    def consecutive_skipped(self) -> int:
-        """Return how many updates in a row were skipped because they were not finite, as of the last `statistics`."""
-        return self._metrics.consecutive_skipped
+            self.metrics.add(output)
 
     def samples(self, batch: Any) -> int:
         return self._batches.num_samples(batch)
@@ -302,7 +292,7 @@ class GraphedUpdate:
 
     def statistics(self) -> dict[str, float]:
         """Return the mean metrics of the updates since the last call."""
-        return self._metrics.take()
+        return self.metrics.take()
 
 
 Updates = EagerUpdates | GraphedUpdate

@@ -189,10 +189,6 @@ class DeviceReplay(DeviceMemory):
         starts = ArraySpec((layout.total_envs * (layout.ring_length // (window.stride or 1)),), "float64")
         return total_bytes(DeviceRingBuffer.arrays(layout)) + 2 * starts.nbytes
 
-    @property
-    def generators(self) -> tuple[torch.Generator, ...]:
-        return (self.generator,)
-
     # between updates --------------------------------------------------------------------------------------------------
     def refresh(self) -> bool:
         low, high = self._starts.numbers_from(*self.ring.refresh(self.window.length))

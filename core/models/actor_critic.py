@@ -185,10 +185,9 @@ class MLPAC(ActorCritic):
         vectors = super().preprocess(observation)
         return self.normalization(vectors.flatten(1)) if self.normalization else vectors
 
-    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor = True) -> None:
+    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor) -> None:
         if self.normalization:
-            device = self.normalization.mean.device
-            self.normalization.update(observation.to(device).float().flatten(1), apply_if)
+            self.normalization.update(observation, apply_if)
 
 
 def _tanh_torso(size: int, hidden: int) -> nn.Sequential:

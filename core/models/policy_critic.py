@@ -87,10 +87,9 @@ class MLPNetwork(ControlNetwork):
         vectors = observation.float().flatten(1)
         return self.normalization(vectors) if self.normalization else vectors
 
-    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor = True) -> None:
+    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor) -> None:
         if self.normalization:
-            vectors = observation.to(self.normalization.mean.device).float().flatten(1)
-            self.normalization.update(vectors, apply_if)
+            self.normalization.update(observation, apply_if)
 
 
 class CNNNetwork(ControlNetwork):

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from core.common.shared_arrays import SharedArrays
+from core.common.shared_arrays import CACHE_LINE, SharedArrays
 from core.specs import ArraySpec
 
 NAME_BYTES = 64
-CACHE_LINE = 8  # int64 values
 WRITTEN, ANNOUNCED = 0, 1  # counters of a process, both in its cache line
 EVALUATOR = "evaluator/"  # prefix of records that are aggregated over an evaluation's episodes already
 

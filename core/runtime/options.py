@@ -5,7 +5,6 @@ these classes. utils/options.py holds the rows, the lines to edit, and the look-
 """
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Literal
@@ -71,8 +70,8 @@ class LearnerParams:
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers in which several learners send gradients; bfloat16 halves the bytes and rounds to 8 bits."""
     compile: Literal["auto", "yes", "no"] = "no"
-    """Compile updates on a CPU; auto does for agents of transitions, PPO and PQN on vectors and small images in runs of
-    100,000 updates (PPO, PQN: minibatches)."""
+    """Compile updates on a CPU; auto does on vectors and small images, without an LSTM, in runs of 100,000 updates
+    (PPO, PQN: minibatches)."""
     microbatch_on_oom: bool = False
     """Split a batch that exceeds GPU memory, and add the gradients of its parts."""
     publish_period: int = Field(default=10, ge=1, le=10**9)
@@ -316,16 +315,16 @@ class RunOptions(ABC):
         limited = self.rate_limiter.samples_per_insert
         return self.memory_class.samples_per_step(self.memory) if limited is None else limited
 
-    def updates_of_run(self, samples_per_window: int) -> int | None:
-        """Return the updates, at least 1, after which `steps` or `updates` end the run; None if neither is set.
+    def updates_of_run(self, samples_per_window: int) -> float | None:
+        """Return the updates after which `steps` or `updates` end the run; None if neither is set.
 
         Args:
             samples_per_window: Steps of one window that the agent learns from.
         """
-        limits = [] if self.updates is None else [self.updates]
+        limits: list[float] = [] if self.updates is None else [self.updates]
         if self.steps is not None:
-            limits.append(math.ceil((self.steps - self._first_steps) / self._steps_per_update(samples_per_window)))
-        return max(min(limits), 1) if limits else None
+            limits.append((self.steps - self._first_steps) / self._steps_per_update(samples_per_window))
+        return min(limits, default=None)
 
     def progress(self, agent_steps: int, updates: int, samples_per_window: int) -> float:
         """Return the share of the learning, 0 to 1, that was over before the agent steps of this update.

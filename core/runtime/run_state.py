@@ -12,12 +12,11 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.common.shared_arrays import SharedArrays
+from core.common.shared_arrays import CACHE_LINE, SharedArrays
 from core.specs import ArraySpec
 
 Result = TypeVar("Result")
 
-CACHE_LINE = 8  # int64 values
 REPLAY_COUNTS = ("inserted", "sampled")
 COUNTS = ("agent_steps", "episodes", "updates", *REPLAY_COUNTS)
 FLAGS = (
@@ -225,7 +224,7 @@ class RateLimiter:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with restored counters. If the checkpoint had other limits, the new ones hold from here on."""
         ratio, own = self._params.samples_per_insert, self.state_dict()["limiter"]
-        if ratio is not None and state.get("limiter", own) != own:
+        if ratio is not None and state["limiter"] != own:
             self._counters.reset_sampled(max(int(self._deficit(ratio)) + self._counters.sampled, 0))
 
 

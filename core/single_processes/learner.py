@@ -32,7 +32,7 @@ from core.metrics.profiler import Profile
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
 from core.runtime.run_state import COUNTS, RunState
-from core.types import Batch, Window, batch_size
+from core.types import Batch, Window
 
 # With learner.compile auto, compiling, which takes up to a minute, is for runs of this many compiled calls and more.
 MIN_COMPILED_CALLS = 100_000
@@ -156,10 +156,10 @@ class _Learner:
         if shared_memory.on_policy:
             yield from group.gather([])  # the first learner has published
             shared_memory.release_actors()
-        if updates.consecutive_skipped >= params.max_nonfinite_updates:
+        if updates.metrics.consecutive_skipped >= params.max_nonfinite_updates:
             raise TrainingDiverged(
-                f"the loss was not finite in {updates.consecutive_skipped} updates in a row, which changed nothing. "
-                "A smaller agent.learning_rate or agent.clip_norm may help"
+                f"the loss was not finite in {updates.metrics.consecutive_skipped} updates in a row, which changed "
+                "nothing. A smaller agent.learning_rate or agent.clip_norm may help"
             )
         if group.index == 0 and time.monotonic() - self.reported_at >= params.log_period:
             self.report()
@@ -199,7 +199,7 @@ class _Learner:
     def write_parts(self, index: int) -> dict[str, Any]:
         """Return what a checkpoint has of learner `index` alone. Of all but learner 0 it is written to files."""
         learner_file, memory_file = _files_of(index)
-        device = next(self.agent.model.parameters()).device
+        device = self.agent.device
         device_rng = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.empty(0, dtype=torch.uint8)
         parts: dict[str, Any] = {learner_file: {"torch_rng": torch.get_rng_state(), "device_rng": device_rng}}
         if self.params.checkpoint_replay:
@@ -320,7 +320,7 @@ def _make_updates(
         device_batches = DeviceReplayBatches(agent, memory, size, count, device)
         return InPlaceBatchSource(memory), GraphedUpdate(agent, device_batches, capture=capture)
     depth = 0 if options.engine == "inline" else params.prefetch
-    fitting = [batch for batch in ready_batches if batch_size(batch) == size and memory.window.fits(batch.window)]
+    fitting = [batch for batch in ready_batches if len(batch.weights) == size and memory.window.fits(batch.window)]
     limiter = context.rate_limiter  # of which the thread keeps no context
     prefetcher = partial(
         Prefetcher, memory, size, depth, params.batches_per_sample, fitting, lambda: limiter.is_warming_up
@@ -354,13 +354,12 @@ def compiles_updates(options: RunOptions, agent: Agent) -> bool:
     if options.learner.compile != "auto":
         return options.learner.compile == "yes"
     updates, calls = options.updates_of_run(agent.samples_per_window), agent.compiled_calls(agent.params)
-    is_measured = calls > 1 or agent.samples_per_window == 1
     pays = (
         options.engine != "inline"  # so that a resumed run equals one that was not stopped
         and options.num_learners == 1
         and not options.learner.microbatch_on_oom
         and type(agent).supports_cuda_graphs
-        and is_measured
+        and not agent.model.initial_state(1)  # compiled, R2D2 with its LSTM is half as fast
         and not has_large_images(agent.spec)
         and (updates is None or updates * calls >= MIN_COMPILED_CALLS)
     )
@@ -398,15 +397,14 @@ def restore(
         agent.load_state_dict(sent["agent"])
         if memory_file in state:
             memory.load_state_dict(state[memory_file])
-            ready_batches = [batch_of(stored) for stored in state[memory_file].get("drawn", ())]
+            ready_batches = [batch_of(stored) for stored in state[memory_file]["drawn"]]
         else:
             memory.continue_at(context.counters.updates)
         if learner_file in state:
             torch.set_rng_state(state[learner_file]["torch_rng"])
-            device = torch.device(context.device_of(group.index))
-            device_rng = state[learner_file].get("device_rng", ())
-            if device.type == "cuda" and len(device_rng):  # else the checkpoint is of another kind of device
-                torch.cuda.set_rng_state(device_rng, device)
+            device_rng = state[learner_file]["device_rng"]
+            if agent.device.type == "cuda" and len(device_rng):  # else the checkpoint is of another kind of device
+                torch.cuda.set_rng_state(device_rng, agent.device)
         return sent["version"], ready_batches
     except (MemoryError, torch.OutOfMemoryError):
         raise

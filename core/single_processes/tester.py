@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from core.checkpoint.model_file import load_into, reload_weights, test_file
+from core.checkpoint.model_file import file_beside, load_into, reload_weights
 from core.common.files import write_atomically
 from core.common.system import versions
 from core.evaluation.episodes import Episode, EpisodeResults, play_episodes, results_of
@@ -52,7 +52,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         if options.record:
             from core.evaluation.video import EpisodeRenderer  # opencv takes long to import
 
-            renderer = EpisodeRenderer(test_file(path, options.video.format), options.video, context.spec)
+            renderer = EpisodeRenderer(file_beside(path, f"_test.{options.video.format}"), options.video, context.spec)
             stack.callback(renderer.close)
         exploration = agent.evaluation_exploration(num_envs, context.seed_everything("tester", index))
         played = yield from context.run_state.until_interrupted(
@@ -73,7 +73,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
     summary = summarise(results, options.env_class, context.spec.name)
     numbers = ", ".join(f"{name} {_format_number(value)}" for name, value in summary.items())
     _print(f"{path.name} on {context.spec.name}: {numbers}")
-    report_path = test_file(path, "json")
+    report_path = file_beside(path, "_test.json")
     if played is None:
         return _print(f"interrupted: {report_path} was not written")
     report = {

@@ -29,7 +29,7 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
     def __init__(self, trajectories: Trajectories, device: torch.device):
         self.layout, self.device, self._trajectories = trajectories.layout, device, trajectories
         self._arrays = {
-            name: torch.zeros(spec.shape, dtype=_torch_dtype(spec.dtype), device=device)
+            name: torch.zeros(spec.shape, dtype=torch.from_numpy(np.empty(0, spec.dtype)).dtype, device=device)
             for name, spec in self.arrays(self.layout).items()
         }
         self.copied = np.zeros(self.layout.num_actors, np.int64)  # steps of each environment, by actor
@@ -114,7 +114,3 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
 
     def _clear(self, frames: Tensor, mask: Tensor) -> None:
         frames.masked_fill_(mask.view(*mask.shape, *[1] * (frames.dim() - mask.dim())), 0)
-
-
-def _torch_dtype(dtype: str) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype

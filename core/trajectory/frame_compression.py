@@ -1,7 +1,7 @@
-"""Lossless compression of frames with lz4, and the byte arena in which an actor keeps compressed frames.
+"""Lossless compression of frames with lz4, the arenas of compressed frames, and the threads that gather frames.
 
 The frames of one chunk and environment form one lz4 block, because neighbouring frames resemble each other. Each actor
-has an arena of fixed size.
+keeps compressed frames in a byte arena of fixed size.
 
 - Blocks follow one another round the arena, and no block is split at its end.
 - Before the writer overwrites a block it raises `oldest`, which takes the block's chunk from the readers. Publishing a
@@ -13,6 +13,7 @@ has an arena of fixed size.
 
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Literal, NamedTuple
 
 import lz4.block
@@ -20,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.common.shared_arrays import SharedArrays
+from core.common.shared_arrays import CACHE_LINE, SharedArrays
 from core.specs import ArraySpec
 
 USUAL_RATIO = 16  # compression of Atari frames at the least
@@ -112,7 +113,7 @@ class PackedLayout(NamedTuple):
             "block_start": ArraySpec(blocks, "int64"),
             "block_bytes": ArraySpec(blocks, "int32"),
             "block_check": ArraySpec(blocks, "uint32"),
-            "packed": ArraySpec((self.num_actors, 8), "int64"),
+            "packed": ArraySpec((self.num_actors, CACHE_LINE), "int64"),
         }
 
     def lengths(self, chunks: int, ends: np.ndarray | None) -> dict[str, int]:
@@ -187,28 +188,55 @@ class CompressedFrameWriter:
             self._oldest[0] = kept * length
 
 
+class GatherThreadPool:
+    """A pool of threads that share the work of one call. It starts them on first use and never pickles them."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self._pool: ThreadPoolExecutor | None = None
+
+    def run(self, function: Callable[[slice], Any], length: int) -> None:
+        """Call function(part) for `count` parts that cover 0 .. length."""
+        if self.count == 1 or length < 2 * self.count:
+            function(slice(0, length))
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="gather")
+        bounds = np.linspace(0, length, self.count + 1).astype(int).tolist()
+        for _ in self._pool.map(function, map(slice, bounds[:-1], bounds[1:])):
+            pass
+
+    def gather(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Return copies of frames[slots], [*slots.shape, *frame].
+
+        numpy's take releases the interpreter lock and copies whole frames. torch's index_select would also wake the
+        learner's compute threads.
+        """
+        taken, flat = np.empty((slots.size, *frames.shape[1:]), frames.dtype), slots.ravel()
+        self.run(lambda part: frames.take(flat[part], axis=0, out=taken[part], mode="clip"), slots.size)
+        return taken.reshape(*slots.shape, *frames.shape[1:])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"count": self.count, "_pool": None}
+
+
+def first_valid_step(arrays: SharedArrays, ring_length: int, chunk_length: int) -> np.ndarray:
+    """Return the oldest step id of each actor that cannot have been overwritten until now, [num_actors] int64.
+
+    The chunk being written, its bootstrap step and the frame arena may overwrite older steps. A checkpoint may have
+    left them out.
+    """
+    overwritten = arrays["written"][:, 0] - ring_length + chunk_length + 1
+    first: np.ndarray = np.maximum(overwritten, arrays["oldest"][:, 0])
+    return first
+
+
 class CompressedFrameReader:
     """A reader of the compressed frames of all actors."""
 
-    def __init__(
-        self,
-        layout: PackedLayout,
-        arrays: SharedArrays,
-        in_parts: Callable[[Callable[[slice], Any], int], None],
-        gather: Callable[[np.ndarray, np.ndarray], np.ndarray],
-        first_valid_step: Callable[[], np.ndarray],
-    ):
-        """Bind the reader to the arrays.
-
-        Args:
-            layout: Sizes of the compressed frames.
-            arrays: The rings of all actors.
-            in_parts: Calls a function of parts that cover 0 .. length, in threads.
-            gather: Returns copies of frames at these slots.
-            first_valid_step: Returns the oldest step id of each actor that cannot have been overwritten until now.
-        """
-        self._layout, self._arrays, self._first_valid_step = layout, arrays, first_valid_step
-        self._in_parts, self._gather = in_parts, gather
+    def __init__(self, layout: PackedLayout, arrays: SharedArrays, threads: GatherThreadPool):
+        """Bind the reader to the arrays of all actors, and to the threads that unpack and gather frames."""
+        self._layout, self._arrays, self._threads = layout, arrays, threads
         self._unpacked = arrays["frame"].reshape(-1, *layout.frame.shape)
         self._arenas = [memoryview(arena) for arena in arrays["arena"]]
         self._index = [arrays[name] for name in ("block_start", "block_bytes", "block_check")]
@@ -227,17 +255,21 @@ class CompressedFrameReader:
         blocks, inverse = np.unique(chunks * self._total_envs + env_ids[packed], return_inverse=True)
         slots = np.zeros(packed.shape, np.int64)
         slots[packed] = inverse * self._layout.chunk_length + offsets
-        frames = self._gather(self._unpack(*np.divmod(blocks, self._total_envs)), slots)
+        frames = self._threads.gather(self._unpack(*np.divmod(blocks, self._total_envs)), slots)
         frames[recent] = newest
         return frames
 
     def used_bytes(self) -> int:
         """Return the arena bytes of all readable chunks."""
         layout, arrays = self._layout, self._arrays
-        oldest = (-(-self._first_valid_step() // layout.chunk_length)).clip(0)  # [num_actors] chunks
+        oldest = (-(-self._first_valid_steps() // layout.chunk_length)).clip(0)  # [num_actors] chunks
         starts = arrays["block_start"][np.arange(layout.num_actors), oldest % layout.chunks, 0]
         is_written = oldest * layout.chunk_length < arrays["written"][:, 0]
         return int(np.where(is_written, arrays["packed"][:, 0] - starts, 0).sum())
+
+    def _first_valid_steps(self) -> np.ndarray:
+        """Return `first_valid_step` of these arrays."""
+        return first_valid_step(self._arrays, self._layout.ring_length, self._layout.chunk_length)
 
     def _newest(self, env_ids: np.ndarray, step_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which of these steps lie in the short ring, [...] bool, and their frames [N, *frame]."""
@@ -255,7 +287,7 @@ class CompressedFrameReader:
         """Return the frames of these blocks, [K * chunk_length, *frame]; those of a lost chunk are undefined."""
         layout = self._layout
         unpacked = np.empty((max(len(chunks), 1), layout.block_bytes), np.uint8)
-        self._in_parts(lambda part: self._unpack_some(chunks[part], env_ids[part], unpacked[part]), len(chunks))
+        self._threads.run(lambda part: self._unpack_some(chunks[part], env_ids[part], unpacked[part]), len(chunks))
         return unpacked.view(layout.frame.dtype).reshape(-1, *layout.frame.shape)
 
     def _unpack_some(self, chunks: np.ndarray, env_ids: np.ndarray, unpacked: np.ndarray) -> None:
@@ -267,7 +299,7 @@ class CompressedFrameReader:
             frames = decompressed(self._arenas[actor][start : start + size], check, layout.block_bytes)
             if frames is not None:
                 unpacked[number] = frames
-            elif (chunks[number] + 1) * layout.chunk_length > self._first_valid_step()[actor]:
+            elif (chunks[number] + 1) * layout.chunk_length > self._first_valid_steps()[actor]:
                 raise CorruptedBlock(
                     f"the compressed frames of chunk {chunks[number]}, environment {envs[number]} of "
                     f"actor {actor} ({size} bytes at {start}) are not what was written"

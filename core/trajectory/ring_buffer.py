@@ -17,20 +17,26 @@ agent adds. Step t holds the action taken at its observation, and the reward and
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from core.common.shared_arrays import SharedArrays, total_bytes
+from core.common.shared_arrays import CACHE_LINE, SharedArrays, total_bytes
 from core.common.system import available_bytes
 from core.specs import ArraySpec, EnvSpec, WindowSpec
-from core.trajectory.frame_compression import RAW, CompressedFrameReader, PackedLayout, StorageParams, arena_bytes
+from core.trajectory.frame_compression import (
+    RAW,
+    CompressedFrameReader,
+    GatherThreadPool,
+    PackedLayout,
+    StorageParams,
+    arena_bytes,
+    first_valid_step,
+)
 from core.types import ACTION_MASK, Window
 
 STORAGE = StorageParams()
@@ -46,7 +52,7 @@ class Layout:
     chunk_length: int  # steps published together
     frame_stack: int
     fields: dict[str, ArraySpec]  # of one step of one environment
-    extras: tuple[str, ...] = field(default=())  # fields that Window.extras carries
+    extras: tuple[str, ...] = ()  # fields that Window.extras carries
     states: tuple[ArraySpec, ...] = ()  # recurrent state of one environment, stored once a chunk
     storage: StorageParams = STORAGE  # of the frames
     arena_bytes: int = 0  # of an actor's compressed frames; 0 stores raw frames
@@ -132,7 +138,7 @@ class Layout:
         specs |= {name: ArraySpec((*chunks, *spec.shape), spec.dtype) for name, spec in self.state_fields.items()}
         if packed := self.packed:
             specs |= packed.arrays()
-        counters = ArraySpec((self.num_actors, 8), "int64")  # a cache line for each actor; column 0 counts
+        counters = ArraySpec((self.num_actors, CACHE_LINE), "int64")  # one line for each actor; column 0 counts
         return {**specs, "tickets": ArraySpec(chunks[:2], "int64"), "written": counters, "oldest": counters}
 
     @property
@@ -234,49 +240,6 @@ class WindowGatherer(ABC, Generic[Array]):
         return frames
 
 
-class GatherThreadPool:
-    """A pool of threads that share the work of one call. It starts them on first use and never pickles them."""
-
-    def __init__(self, count: int):
-        self.count = count
-        self._pool: ThreadPoolExecutor | None = None
-
-    def run(self, function: Callable[[slice], Any], length: int) -> None:
-        """Call function(part) for `count` parts that cover 0 .. length."""
-        if self.count == 1 or length < 2 * self.count:
-            function(slice(0, length))
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="gather")
-        bounds = np.linspace(0, length, self.count + 1).astype(int).tolist()
-        for _ in self._pool.map(function, map(slice, bounds[:-1], bounds[1:])):
-            pass
-
-    def gather(self, frames: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Return copies of frames[slots], [*slots.shape, *frame].
-
-        numpy's take releases the interpreter lock and copies whole frames. torch's index_select would also wake the
-        learner's compute threads.
-        """
-        taken, flat = np.empty((slots.size, *frames.shape[1:]), frames.dtype), slots.ravel()
-        self.run(lambda part: frames.take(flat[part], axis=0, out=taken[part], mode="clip"), slots.size)
-        return taken.reshape(*slots.shape, *frames.shape[1:])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"count": self.count, "_pool": None}
-
-
-def first_valid_step(arrays: SharedArrays, layout: Layout) -> np.ndarray:
-    """Return the oldest step id of each actor that cannot have been overwritten until now, [num_actors] int64.
-
-    The chunk being written, its bootstrap step and the frame arena may overwrite older steps. A checkpoint may have
-    left them out.
-    """
-    overwritten = arrays["written"][:, 0] - layout.ring_length + layout.chunk_length + 1
-    first: np.ndarray = np.maximum(overwritten, arrays["oldest"][:, 0])
-    return first
-
-
 class Trajectories(WindowGatherer[np.ndarray]):
     """The ring buffers of all actors in shared memory."""
 
@@ -297,8 +260,7 @@ class Trajectories(WindowGatherer[np.ndarray]):
         """Return the reader of compressed frames; if frames are raw, return None."""
         if (packed := self.layout.packed) is None:
             return None
-        first_valid = partial(first_valid_step, self.arrays, self.layout)
-        return CompressedFrameReader(packed, self.arrays, self._threads.run, self._threads.gather, first_valid)
+        return CompressedFrameReader(packed, self.arrays, self._threads)
 
     def written(self) -> np.ndarray:
         """Return how many steps an environment of each actor has published, [num_actors] int64; never falls."""
@@ -323,7 +285,7 @@ class Trajectories(WindowGatherer[np.ndarray]):
         The older frames of a window's first stack belong to the window.
         """
         oldest_read: np.ndarray = np.maximum(step_ids - max(self.layout.frame_stack - 1, 0), 0)
-        first_valid = first_valid_step(self.arrays, self.layout)
+        first_valid = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)
         valid: np.ndarray = oldest_read >= first_valid[env_ids // self.layout.num_envs]
         return valid
 
@@ -374,7 +336,7 @@ class Trajectories(WindowGatherer[np.ndarray]):
         state |= {name: self.arrays[name][:, :length].copy() for name, length in lengths.items() if name not in state}
         # after the copy, so that everything overwritten meanwhile is excluded
         state["oldest"] = self.arrays["oldest"].copy()
-        state["oldest"][:, 0] = first_valid_step(self.arrays, self.layout)
+        state["oldest"][:, 0] = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)
         return {name: torch.from_numpy(array) for name, array in state.items()}
 
     def _copy_counters(self) -> dict[str, np.ndarray]:

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from core.checkpoint import run_checkpoint
-from core.checkpoint.model_file import load_into, load_weights, save_weights
-from core.checkpoint.model_file import test_file as file_of_mode_2  # pytest would collect the name test_file
+from core.checkpoint.model_file import file_beside, load_into, load_weights, save_weights
 from core.checkpoint.run_checkpoint import CheckpointError, load, save
 
 
@@ -517,7 +516,7 @@ def test_the_report_of_mode_2_is_written_beside_the_models(tmp_path: Path) -> No
     folder = tmp_path / "local_x_checkpoints"
     path = checkpoint_of(folder, 5)
     (tmp_path / "m.y.pth").touch()
-    found = [file_of_mode_2(each, "json") for each in (path, folder, tmp_path / "m.y.pth")]
+    found = [file_beside(each, "_test.json") for each in (path, folder, tmp_path / "m.y.pth")]
     assert found == [
         tmp_path / f"{name}_test.json" for name in ("local_x_step_000000000005", "local_x_checkpoints", "m.y")
     ]

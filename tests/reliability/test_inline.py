@@ -296,12 +296,12 @@ def test_samples_per_insert_is_exact(tmp_path):
     assert 0 <= owed < 16
 
 
-def test_the_last_update_of_a_run_is_the_last_one_of_its_schedule(tmp_path):
+def test_every_update_has_the_rate_of_the_steps_before_it(tmp_path):
     four_rollouts_and_a_part = (*RUNS["ppo"], "--agent.lr_schedule", "linear", "--steps", "330")  # of 80 steps
     context = train(tmp_path, *four_rollouts_and_a_part, "--learner.log_period", "1e-9", "--logger.steps", "1")
     assert context.counters.updates == 5
     rates = [values["learner/lr"] for values in metrics(context) if "learner/lr" in values]
-    assert rates == pytest.approx([3e-4, 2.4e-4, 1.8e-4, 1.2e-4, 0.6e-4])
+    assert rates == pytest.approx([3e-4 * (1 - steps / 330) for steps in (0, 80, 160, 240, 320)])
 
 
 def test_a_replay_that_does_not_fit_leaves_the_run_as_it_was(tmp_path, alone, capfd):

@@ -90,7 +90,7 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch):
     with pytest.raises(ConfigurationError, match="there is no checkpoint") as refused:
         create_context(chosen)
     assert refused.value.code == 3
-    clock = {**started.counters.state_dict(), "agent_steps": [30, 10]}
+    clock = {**started.counters.state_dict(), **started.rate_limiter.state_dict(), "agent_steps": [30, 10]}
     for state, message in (
         ({}, "has no agent and no clock and no learner"),
         ({"agent": {}, "clock": [1, 2], "learner": {}}, "counters of"),

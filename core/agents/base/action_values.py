@@ -21,7 +21,7 @@ from core.model import disable_host_sync, draw_noise_per_row
 from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions, mask_actions_of_arrays
 from core.ops.returns import bootstrap_position, munchausen_bonus, n_step_return
 from core.specs import Discrete, WindowKind, WindowSpec
-from core.types import ACTION_MASK, Batch, State, TimeStep, TransitionBatch, Window, batch_size, slice_batch
+from core.types import ACTION_MASK, Batch, State, TimeStep, TransitionBatch, Window, slice_batch
 
 # Updates between two moves of the target from which its outputs are worth computing before an update.
 MIN_PRECOMPUTING_PERIOD = 100
@@ -155,7 +155,7 @@ class QLearningParams(ActionValueParams):
 
 
 @frozen_dataclass
-class MunchausenParams:
+class MunchausenParams(QLearningParams):
     """Options of agents whose targets may be Munchausen's (2007.14430).
 
     Of an n-step return only the first reward has the bonus, as in BTR (2411.03820).
@@ -170,7 +170,7 @@ class MunchausenParams:
 
     def munchausen_problems(self) -> list[str]:
         """Return why Munchausen's target does not fit the other options."""
-        if not self.munchausen_alpha or not getattr(self, "double_q", False):
+        if not self.munchausen_alpha or not self.double_q:
             return []
         return [
             f"agent.munchausen_alpha={self.munchausen_alpha} needs agent.double_q=False: its target "
@@ -265,7 +265,7 @@ class QLearning(ActionValueAgent):
     def learn(self, batch: Batch) -> LearnerOutput:
         self.set_training(True)
         total, grad_norm, applied = self._optimizer.minimise(
-            batch_size(batch), lambda part: self.loss(slice_batch(batch, part))
+            len(batch.weights), lambda part: self.loss(slice_batch(batch, part))
         )
         with self._target_lock:
             if self._update_target(self.target, self.model, self._updates.next(), applied) is True:

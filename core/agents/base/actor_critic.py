@@ -35,7 +35,7 @@ from core.ops.policy_distributions import (
     PolicyDistribution,
 )
 from core.specs import ArraySpec, Continuous, Discrete, Mixed, MultiDiscrete, WindowSpec
-from core.types import ACTION_MASK, ActorCriticOutput, Batch, State, TimeStep, Window, batch_size, slice_batch
+from core.types import ACTION_MASK, ActorCriticOutput, Batch, State, TimeStep, Window, slice_batch
 
 
 @frozen_dataclass
@@ -222,7 +222,7 @@ class SumLossAgent(ActorCriticAgent):
             taken.
         """
         total, grad_norm, applied = self._optimizer.minimise(
-            batch_size(batch), lambda part: self.loss(slice_batch(batch, part))
+            len(batch.weights), lambda part: self.loss(slice_batch(batch, part))
         )
         self.model.update_normalization(batch.window.observations[:-1].flatten(0, 1), applied)
         sums = total.statistics

@@ -176,7 +176,7 @@ class ContinuousControl(Agent):
             outputs = self.model.critic(selected.observation, selected.action)
             critics = self.critic_losses(selected, outputs, self.bootstrap(selected))
             loss = critics.losses @ (shares / len(shares))
-            self.online_vectors.differentiate_critic(loss)
+            self.online_vectors.differentiate(loss, self.online_vectors.critic)
             statistics = {"q_mean": critics.values.detach().mean(), "td_error": critics.priorities.mean()}
             return Loss(loss.detach(), statistics, critics.priorities)
 
@@ -276,7 +276,7 @@ class Deterministic(ContinuousControl):
         def differentiate(part: slice | None) -> Loss:
             observation = transitions.select(part).observation
             loss = self.policy_losses(self.model.critic[0](observation, self.model.policy(observation))).mean()
-            self.online_vectors.differentiate_policy(loss)
+            self.online_vectors.differentiate(loss, self.online_vectors.policy)
             return Loss(loss.detach(), {})
 
         total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
@@ -302,21 +302,13 @@ class FlatParameters:
             owner, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(owner), attribute, new)
             offset += old.numel()
-        self._policy_parameters = list(model.policy.parameters())
-        self._critic_parameters = list(model.critic.parameters())
-        border = sum(parameter.numel() for parameter in self._policy_parameters)
+        border = sum(parameter.numel() for parameter in model.policy.parameters())
         self.policy, self.critic = nn.Parameter(self.both[:border]), nn.Parameter(self.both[border:])
         self.policy.grad, self.critic.grad = gradient[:border], gradient[border:]
+        self._parameters = {self.policy: [*model.policy.parameters()], self.critic: [*model.critic.parameters()]}
 
-    def differentiate_policy(self, loss: Tensor) -> None:
-        """Set the policy's gradient to that of a loss; the critics' gradient stays as it is."""
-        self._differentiate(loss, self.policy, self._policy_parameters)
-
-    def differentiate_critic(self, loss: Tensor) -> None:
-        """Set the critics' gradient to that of a loss."""
-        self._differentiate(loss, self.critic, self._critic_parameters)
-
-    def _differentiate(self, loss: Tensor, vector: nn.Parameter, parameters: list[nn.Parameter]) -> None:
+    def differentiate(self, loss: Tensor, vector: nn.Parameter) -> None:
+        """Set the gradient of `policy` or `critic` to that of a loss; the gradient of the other stays as it is."""
         assert vector.grad is not None
         vector.grad.zero_()
-        torch.autograd.backward(loss, inputs=parameters)
+        torch.autograd.backward(loss, inputs=self._parameters[vector])

@@ -31,10 +31,6 @@ class RolloutAgentParams(AgentParams):
     """Rollouts that a schedule of the learning rate takes; for "step" those between two steps. None lets it
     follow the whole run, by the share of steps or updates that is over."""
 
-    @property
-    def steps_per_update(self) -> int:
-        return self.epochs * self.minibatches
-
 
 Compile = Callable[[Callable[[], None], int], Callable[[], None]]  # as GraphedUpdate takes it
 LossOf = Callable[[Any], Callable[[slice | None], Loss]]
@@ -58,17 +54,14 @@ class RolloutEpochs:
         self.optimizer = Optimizer(
             parameters, params, sums=True, steps_per_update=self.steps, run_progress=run_progress
         )
-        self._compile: Compile | None = None
+        # Compiles each step, because a whole update would be hundreds of the same operators. If None, steps are eager.
+        self.compile: Compile | None = None
         self._compiled: dict[int, CompiledStep] = {}  # by the size of the minibatch
         self._names: tuple[str, ...]  # of the statistics of a step
 
-    def compile_steps(self, compiled: Compile) -> None:
-        """Let the steps be compiled, each of which has the same operators: a whole update would be hundreds of them."""
-        self._compile = compiled
-
     def plan(self, count: int) -> None:
         """Plan the steps of `count` updates. Compiled steps are planned one by one, because they read one address."""
-        if self._compile is None:
+        if self.compile is None:
             self.optimizer.plan(count * self.steps)
 
     def learn(
@@ -119,11 +112,11 @@ class RolloutEpochs:
 
     def _step(self, loss_of: LossOf, minibatch: Any, size: int, continues: Tensor) -> tuple[Tensor, Any]:
         """Take the step of a minibatch if `continues`. Return its statistics [n], and whether it was taken."""
-        if self._compile is None:
+        if self.compile is None:
             return self._eager_step(loss_of, minibatch, size, continues)
         if size not in self._compiled:
             step = partial(self._eager_step, loss_of, size=size)
-            self._compiled[size] = CompiledStep(step, minibatch, continues, self._compile)
+            self._compiled[size] = CompiledStep(step, minibatch, continues, self.compile)
         self.optimizer.plan(1)
         return self._compiled[size](minibatch, continues)
 

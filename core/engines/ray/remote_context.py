@@ -150,9 +150,9 @@ class RemoteWriter(ChunkWriter):
     def __init__(
         self, run_info: RemoteRunInfo, priorities: Callable[[Window], np.ndarray | None], connection: ServerConnection
     ):
-        window, with_priority = run_info.window, run_info.options.memory_class.with_priority
+        window = run_info.window
         trajectories = Trajectories(single_actor_layout(run_info.layout, window.length))
-        super().__init__(trajectories, 0, window, priorities if with_priority else None, room=connection.has_room)
+        super().__init__(trajectories, 0, window, priorities, connection.has_room)
         self._format, self._connection = ChunkFormat(trajectories.layout, window.length), connection
 
     def _count(self, length: int) -> int:

@@ -15,7 +15,6 @@ from core.memories.unrolls.unroll_memory import check_whole_chunks
 from core.memory import Memory, MemoryParams
 from core.specs import ArraySpec, WindowSpec
 from core.trajectory.ring_buffer import Layout
-from core.trajectory.writer import ChunkWriter
 from core.types import Batch, SampleIds
 
 
@@ -51,11 +50,8 @@ class RolloutMemory(Memory):
         return True
 
     # actors and learner -----------------------------------------------------------------------------------------------
-    def writer(self, actor_ind: int, priorities: Any = None) -> ChunkWriter:
-        def has_room() -> bool:
-            return bool(self._chunks()[actor_ind] <= self._shared["released"][0])
-
-        return ChunkWriter(self.trajectories, actor_ind, self.window, room=has_room)
+    def has_room(self, actor_ind: int) -> bool:
+        return bool(self._chunks()[actor_ind] <= self._shared["released"][0])
 
     def _chunks(self) -> np.ndarray:
         """Return how many chunks each actor has published."""

@@ -18,7 +18,6 @@ from core.memories.unrolls.unroll_slots import slots_bytes
 from core.memory import Memory
 from core.specs import ArraySpec, WindowKind, WindowSpec
 from core.trajectory.ring_buffer import Layout, Trajectories
-from core.trajectory.writer import ChunkWriter
 from core.types import Batch, SampleIds, Window
 
 EMPTY_IDS = SampleIds(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -44,7 +43,7 @@ EMPTY_DRAW = DrawnUnrolls(EMPTY_IDS, np.zeros(0, bool))
 
 
 class ReplayStrategy(ABC):
-    """A way to keep and to sample unrolls. An UnrollMemory (unroll_memory.py) has one or more strategies.
+    """A way to keep and to sample unrolls. An UnrollMemory has one or more strategies.
 
     All state lives on the learner's side, in the thread that samples. A strategy works with the trajectories, window,
     layout, generator and features_of of `memory`, the UnrollMemory that it belongs to.
@@ -219,11 +218,8 @@ class UnrollMemory(Memory):
         ]
 
     # actors -----------------------------------------------------------------------------------------------------------
-    def writer(self, actor_ind: int, priorities: Any = None) -> ChunkWriter:
-        def has_room() -> bool:
-            return all(strategy.has_capacity() for strategy in self.strategies)
-
-        return ChunkWriter(self.trajectories, actor_ind, self.window, room=has_room)
+    def has_room(self, actor_ind: int) -> bool:
+        return all(strategy.has_capacity() for strategy in self.strategies)
 
     def unread(self) -> int:
         """Return the published unrolls that no queue has given or dropped yet."""

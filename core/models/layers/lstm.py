@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from core.model import DataDependentModule, keep_float32
+from core.model import keep_float32
 from core.types import State
 
 
-class LSTMCore(DataDependentModule):
+class LSTMCore(nn.Module):
     """Features [T, B, F] to outputs [T, B, H], with state (h, c), each [B, H]. The weights are those of nn.LSTM(F, H).
 
     - A sequence in which no episode starts after its first step is one fused call, if host synchronisation is allowed.
@@ -18,6 +18,8 @@ class LSTMCore(DataDependentModule):
     - In a network that computes in bfloat16, the LSTM computes in float32, as its state is.
     - The forget gate starts with a bias of 1, as in the code of 1802.01561; all other biases are zero.
     """
+
+    allow_host_sync = True  # until `disable_host_sync`
 
     def __init__(self, num_features: int, units: int):
         super().__init__()

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
-from core.model import ModelParams, NoisyModule
+from core.model import ModelParams
 
 
 @frozen_dataclass
@@ -23,7 +23,7 @@ class NoisyParams(ModelParams):
     """Draw noise for each acting environment. If False, those of an actor share one draw, which costs less."""
 
 
-class NoisyLinear(nn.Linear, NoisyModule):
+class NoisyLinear(nn.Linear):
     """A linear layer with factorised noise on weights and biases.
 
         y = (mu_w + sigma_w * e_w) x + mu_b + sigma_b * e_b
@@ -34,6 +34,8 @@ class NoisyLinear(nn.Linear, NoisyModule):
     are `weight` and `bias`: nn.Linear draws them as the paper does, uniform in +- 1 / sqrt(inputs). Both sigmas start
     at sigma / sqrt(inputs) (section 3.2).
     """
+
+    noise_per_row = False
 
     def __init__(self, in_features: int, out_features: int, sigma: float = 0.5, noise_per_env: bool = True):
         super().__init__(in_features, out_features)

@@ -35,12 +35,13 @@ class RunningNormalization(nn.Module):
 
     @torch.no_grad()
     def update(self, vectors: Tensor, apply_if: bool | Tensor = True) -> None:
-        """Count vectors [B, F], and those of the other learners.
+        """Count vectors [B, F], or observations [B, ...] of F numbers, and those of the other learners.
 
         If `apply_if` is False, nothing changes. It is a tensor where Python may not read it.
         """
         if apply_if is False:
             return
+        vectors = vectors.to(self.mean.device).float().flatten(1)
         variance, mean = torch.var_mean(self._clip_outliers(vectors), 0, correction=0)
         group_mean = all_reduce_mean(mean)
         mean, variance = group_mean, all_reduce_mean(variance + (mean - group_mean).square())

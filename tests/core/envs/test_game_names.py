@@ -1,6 +1,7 @@
 import pytest
 
-from core.envs.atari import AtariEnv, atari_game, atari_games, human_random_scores
+from core.env import resolve_name
+from core.envs.atari import AtariEnv, atari_games, human_random_scores
 from core.envs.catch import CatchEnv
 
 
@@ -23,7 +24,7 @@ from core.envs.catch import CatchEnv
     ],
 )
 def test_every_spelling_selects_the_game(spelling, canonical):
-    assert atari_game(spelling) == canonical
+    assert resolve_name(spelling, atari_games()) == canonical
 
 
 @pytest.mark.parametrize(
@@ -31,22 +32,22 @@ def test_every_spelling_selects_the_game(spelling, canonical):
 )
 def test_a_misspelt_game_is_refused_with_the_closest(misspelt, meant):
     with pytest.raises(ValueError, match=f"unknown game '{misspelt}'; did you mean .*{meant}"):
-        atari_game(misspelt)
+        resolve_name(misspelt, atari_games())
 
 
 def test_an_unrecognizable_name_is_refused_with_all_games():
     with pytest.raises(ValueError, match="adventure"):
-        atari_game("qqqqqqqq")
+        resolve_name("qqqqqqqq", atari_games())
 
 
 def test_two_player_games_are_unknown():
     with pytest.raises(ValueError, match="unknown game"):
-        atari_game("combat")
+        resolve_name("combat", atari_games())
 
 
 def test_every_game_with_a_human_score_exists():
     assert len(human_random_scores()) == 57
-    assert {atari_game(name) for name in human_random_scores()} <= set(atari_games())
+    assert {resolve_name(name, atari_games()) for name in human_random_scores()} <= set(atari_games())
 
 
 def test_human_normalized_is_zero_for_random_and_one_for_human():

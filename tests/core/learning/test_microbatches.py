@@ -15,7 +15,7 @@ from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.updates import EagerUpdates
 from core.models.dqn import RainbowMLP
 from core.models.iqn import IQNMLP
-from core.types import batch_size, slice_batch
+from core.types import slice_batch
 from tests.core import resident_agents
 from tests.core.learning import test_staged_update
 from tests.core.single_processes.test_learner import numbered_batch
@@ -49,15 +49,15 @@ class Limited:
     def learn(self, batch):
         self.parts.clear()
         found, norm, stepped = self.optimizer.minimise(
-            batch_size(batch), lambda part: self.loss(slice_batch(batch, part))
+            len(batch.weights), lambda part: self.loss(slice_batch(batch, part))
         )
         return make_learner_output(
             {"loss": found.loss, "grad_norm": norm, **found.statistics}, found.priorities, stepped
         )
 
     def loss(self, batch):
-        self.attempts.append(batch_size(batch))
-        if batch_size(batch) > self.most or len(self.attempts) in self.fails:
+        self.attempts.append(len(batch.weights))
+        if len(batch.weights) > self.most or len(self.attempts) in self.fails:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         numbers = batch.weights.double() * 4
         self.parts.append(numbers.int().tolist())
@@ -203,7 +203,7 @@ def test_a_parameter_unused_by_all_micro_batches_has_no_gradient():
     agent.optimizer = optimizer
     agent.loss = lambda batch: (
         Loss((used * batch.weights).mean() + (sometimes.sum() if 0 in batch.weights else 0), {})
-        if batch_size(batch) < 3
+        if len(batch.weights) < 3
         else agent.oom()
     )
     agent.oom = lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))

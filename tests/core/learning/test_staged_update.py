@@ -171,7 +171,7 @@ def test_a_staged_non_finite_update_is_skipped_and_counted(device, name):
     output = learn(batch)
     assert output.priorities is None or output.priorities.isnan().all()
     assert all(torch.equal(tensor, before[key]) for key, tensor in agent.model.state_dict().items())
-    assert learn.statistics() == {"nonfinite_updates": 1.0} and learn.consecutive_skipped == 1
+    assert learn.statistics() == {"nonfinite_updates": 1.0} and learn.metrics.consecutive_skipped == 1
 
 
 def test_other_batch_sizes_and_periodic_agents_are_refused():

@@ -40,6 +40,9 @@ def chosen(root, monkeypatch, capsys):
         (("--config", "ppo-minatar-breakout"), False),
         (("--config", "rainbow-minatar-breakout"), False),  # 48,750 updates
         (("--config", "rainbow-minatar-breakout", "--steps", "405000"), True),
+        (("--config", "laser-minatar-breakout"), True),
+        (("--config", "replay-minatar-breakout"), False),  # 50,000 updates
+        (("--config", "ppo-lstm-recall", "--steps", "1000000000"), False),
         (("--config", "r2d2-minatar-breakout", "--steps", "1000000000"), False),
         (("--config", "dqn-minatar-breakout", "--num_learners", "2", "--num_actors", "2"), False),
     ],

@@ -18,7 +18,7 @@ from core.memories.unrolls.queue import QueueMemory
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.run_state import RunCounters, RunState
 from core.single_processes.learner import _Learner, _precomputes, feature_source
-from core.types import Batch, SampleIds, Window, batch_size, slice_batch
+from core.types import Batch, SampleIds, Window, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 from utils.config.command_line import read_options
 from utils.config.validation import environment_spec
@@ -51,7 +51,7 @@ def test_a_slice_has_every_field_of_its_windows(part, fresh):
     batch = numbered_batch(7, fresh)
     some = slice_batch(batch, part)
     chosen = list(range(7))[part]
-    assert batch_size(some) == len(chosen)
+    assert len(some.weights) == len(chosen)
     expected = numbered_batch(7, fresh)
     for name in Window._fields[:6]:
         assert torch.equal(getattr(some.window, name), getattr(expected.window, name)[:, chosen]), name

@@ -15,8 +15,8 @@ import torch
 from core.memories.uniform import UniformMemory, UniformParams
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory import frame_compression as frames_module
-from core.trajectory.frame_compression import CompressedFrameReader, CorruptedBlock, StorageParams
-from core.trajectory.ring_buffer import GatherThreadPool, Layout, Trajectories
+from core.trajectory.frame_compression import CompressedFrameReader, CorruptedBlock, GatherThreadPool, StorageParams
+from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Window
 from tests.core.tapes import RandomPlay, check_blocks, small_layout, unroll_spec
