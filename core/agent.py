@@ -132,6 +132,11 @@ class Agent(ABC):
         return []
 
     @classmethod
+    def replay_options(cls, params: Any) -> list[str]:
+        """Return the options that are set although they act on replayed steps alone."""
+        return []
+
+    @classmethod
     def refuses_clipped_rewards(cls, params: Any) -> bool:
         """Return True if the agent is not to be trained on clipped rewards."""
         return False

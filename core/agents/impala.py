@@ -64,6 +64,11 @@ class Impala(SumLossAgent):
                 "agent.relevance=implied needs Discrete actions; kl suits MultiDiscrete and continuous ones"
             )
 
+    @classmethod
+    def replay_options(cls, params: ImpalaAgentParams) -> list[str]:
+        costs = [name for name in ("policy_cloning_cost", "value_cloning_cost") if getattr(params, name)]
+        return [*costs, *(["relevance"] if params.relevance != "none" else [])]
+
     def learn(self, batch: Batch) -> LearnerOutput:
         statistics, sums, applied = self.minimise(batch)
         for name in ("behaviour_kl", "on_policy_fraction", "trusted_fraction"):

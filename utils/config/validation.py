@@ -167,6 +167,10 @@ def _classes(options: Options) -> Iterator[str]:
         yield f"{memory} holds {' and '.join(held)}, and {agent} learns from {' or '.join(kinds)}; {fitting}"
     elif (together := options.learner.batches_per_sample) > 1 and not {"transitions", "sequences"} & set(held):
         yield f"learner.batches_per_sample={together} must be 1 with {memory}, whose batches cannot be drawn together"
+    is_replay = not options.memory_class.is_rate_limited(options.memory) or options.samples_per_step > 1
+    if (for_replay := options.agent_class.replay_options(options.agent)) and not is_replay:
+        acting = " and ".join(f"agent.{name}={getattr(options.agent, name)}" for name in for_replay)
+        yield f"{acting} needs replayed steps, and {memory} gives every step once; memory_type=mixed replays"
     clipping = getattr(options.env, "reward_clipping", "none")
     if options.mode == 1 and clipping != "none" and options.agent_class.refuses_clipped_rewards(options.agent):
         yield (

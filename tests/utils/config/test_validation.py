@@ -73,6 +73,17 @@ def test_munchausen_needs_quantiles_or_values_and_no_double_q(refuse, root):
     read_options([*quantiles, "--agent.double_q", "false", "--root", str(root)])
 
 
+def test_options_of_replay_need_replay(refuse, root):
+    words = ("--config", "impala-cartpole", "--agent.policy_cloning_cost", "0.01", "--agent.relevance", "kl")
+    told = "agent.policy_cloning_cost=0.01 and agent.relevance=kl needs replayed steps, and memory_type=queue gives"
+    assert told in refuse(*words)
+    alone = '[{"type": "queue", "capacity": 16, "sample_ratio": 1}]'
+    assert "memory_type=mixed gives" in refuse(*words, "--memory_type", "mixed", "--memory.replay_parameters", alone)
+    both = '[{"type": "queue", "capacity": 16, "sample_ratio": 0.5}, {"type": "standard", "sample_ratio": 0.5}]'
+    mixed = ("--memory_type", "mixed", "--memory.replay_parameters", both)
+    assert read_options([*words, *mixed, "--root", str(root)]).agent.relevance == "kl"
+
+
 def test_a_registered_memory_is_named_among_those_that_fit(refuse, registered):
     assert "memory_type could be queue or mixed or own" in refuse(
         "--config", "impala-cartpole", "--memory_type", "shared"
