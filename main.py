@@ -69,7 +69,7 @@ def run(options: Options, terminal: Terminal) -> int:
     while True:
         exit_code, ended, learners = run_part(part, terminal)
         if (next_part := elastic.next_options(ended, exit_code, learners)) is None:
-            return exit_code
+            return elastic.exit_code(exit_code)
         gc.collect()  # launcher and Ray have cycles, with which the part's memory and its lock of the folder stay
         part = next_part
 

@@ -17,7 +17,7 @@ from core.checkpoint import model_file, run_checkpoint
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
 from core.common.processes import open_file_shortage
-from core.engines.run_end import BAD_OPTIONS, DONE, resume_command_hint
+from core.engines.run_end import BAD_OPTIONS, DONE, TRAINING_FAILED, resume_command_hint
 from core.memory import Memory
 from core.model import Model
 from core.runtime.context import Context
@@ -186,6 +186,8 @@ class ElasticRun:
             learners: Number with which the engine says that the run can go on, or None.
         """
         if learners is None:
+            if self.exit_code(exit_code) != exit_code:
+                log_to_stderr(f"supervisor: {resume_command_hint(options)}")
             return None
         params, now = options.supervisor, time.monotonic()
         if exit_code != DONE:
@@ -214,3 +216,7 @@ class ElasticRun:
             supervisor=params,
             seconds=None if self._seconds is None else max(self._seconds - (now - self._begin), 0.001),
         )
+
+    def exit_code(self, exit_code: int) -> int:
+        """Return the exit code of the run, whose last part had this one. Options with which a part trained are good."""
+        return TRAINING_FAILED if exit_code == BAD_OPTIONS and self._learners else exit_code

@@ -51,7 +51,7 @@ class LearnerGroup(ABC):
 
     @abstractmethod
     def gather(self, values: Sequence[int]) -> Generator[bool, None, list[list[int]]]:
-        """Exchange values of 64 bits with sign, the same number by each learner.
+        """Exchange values of 64 bits with sign, the same positive number by each learner.
 
         Yields:
             False while it waits for the others.
@@ -62,6 +62,10 @@ class LearnerGroup(ABC):
         Raises:
             PeerLostError: another learner has gone.
         """
+
+    def barrier(self) -> Generator[bool, None, None]:
+        """Wait until all learners have made this call. Yields False while it waits."""
+        yield from self.gather([0])
 
     def broadcast(self, value: Any) -> Generator[bool, None, Any]:
         """Return the first learner's value, of tensors and plain values, as a copy. The others' values are ignored.

@@ -116,6 +116,7 @@ class TorchGroup(LearnerGroup):
         """Exchange values as a sum, to which each learner contributes its own row."""
         if self.lost_peer is not None:
             raise self.lost_peer
+        assert len(values), "an exchange of no values does not wait for the other learners"
         rows = torch.zeros(self.size, len(values), dtype=torch.int64)
         rows[self.index] = torch.tensor(values)
         with _peer_lost_errors():

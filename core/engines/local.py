@@ -31,7 +31,9 @@ from core.engines.strays import Strays, end_marked, mark_forks
 from core.engines.supervisor import Supervisor
 from core.runtime.context import Context, Process
 
-MAX_TEXT = 7_000  # characters of an error and of its traceback: a pipe takes both although nobody reads it yet
+# Characters of an error's message, of its notes and of its traceback. A pipe takes all three, of up to four bytes a
+# character, although nobody reads it yet.
+MAX_TEXT = 5_000
 
 
 class LocalEngine:
@@ -161,7 +163,7 @@ def main(
         exit_code = DONE
     except BaseException as error:
         reported = ReportedError.of(error, _shortened(traceback.format_exc()))
-        report.send(reported._replace(message=_shortened(reported.message)))
+        report.send(reported._replace(message=_shortened(reported.message), notes=_shortened(reported.notes)))
         exit_code = exit_code_of(error, context.run_state.has_started(context.process_ind(role, index)))
     report.close()
     sys.stdout.flush()

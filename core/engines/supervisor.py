@@ -220,7 +220,8 @@ class Supervisor:
         """Log why a process ended. The traceback of an error is shown once, at its first occurrence."""
         error = status.error
         if slot.role == "learner":
-            self._run_state.lose_learner(slot.index)
+            if error is None or not error.is_of_peer:
+                self._run_state.lose_learner(slot.index)
             self._has_lost_learner |= error is None or error.is_of_peer
             self._has_failed_learner |= error is not None and not error.is_of_peer
         if error is None:
@@ -251,8 +252,12 @@ class Supervisor:
         If `timeout`, in seconds, is None, the time is `finish_timeout`, or `stop_timeout` from an interrupt on.
         """
         begin, was_interrupted = time.monotonic(), self._run_state.interrupted
+        for slot in slots:
+            if slot.next_attempt is not None:
+                self._check_last_evaluation(slot)
         for slot, process in self._alive(slots):
-            if not process.has_process():  # it would otherwise start now
+            is_needed = slot.role != "actor" and not was_interrupted
+            if not (is_needed or process.has_process()):  # it would otherwise start now
                 process.kill()
                 slot.process = None
         while waiting := self._alive(slots):

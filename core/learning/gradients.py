@@ -76,6 +76,7 @@ class MicroBatcher:
                     return differentiate(None)
                 return self._accumulate(parameters, total, sums, differentiate)
             except torch.OutOfMemoryError:
+                self.size = min(self.size, total)  # an earlier batch may have been larger
                 if self.size == 1:
                     raise
             # Outside the except block, so that the error and the tensors in its frames are freed.

@@ -61,7 +61,7 @@ def learner(context: Context, index: int) -> Iterator[bool]:
         with closing(batches), closing(Profile(context, "learner", index, context.device_of(index))) as profile:
             learning = _Learner(context, group, agent, memory, batches, updates, profile)
             try:
-                yield from group.gather([])  # all have restored their replays, so actors may begin
+                yield from group.barrier()  # all have restored their replays, so actors may begin
                 if context.publishes(index):
                     context.parameters.publish(agent.model, version)
                 yield from learning.learn()
@@ -154,7 +154,7 @@ class _Learner:
             profile.mark("publish")
         shared_memory = context.memories[group.index]
         if shared_memory.on_policy:
-            yield from group.gather([])  # the first learner has published
+            yield from group.barrier()  # the first learner has published
             shared_memory.release_actors()
         if updates.metrics.consecutive_skipped >= params.max_nonfinite_updates:
             raise TrainingDiverged(
@@ -245,13 +245,16 @@ class _Learner:
     def save_alone(self) -> Generator[bool, None, None]:
         """Save a checkpoint after another learner was lost. All learners are alike, so the first one to come saves.
 
-        A learner on another node than learner 0 saves only if that one is lost, and waits until this is known. With
-        learner.checkpoint_replay nothing is saved, because the memory of the lost learner is lost, too.
+        Learners on other nodes than learner 0 have no lock in common if they do not see the run's folder. Therefore
+        only learner 1 saves there, and only if learner 0 is lost, for which it waits. With learner.checkpoint_replay
+        nothing is saved, because the memory of the lost learner is lost, too.
         """
         context = self.context
         if self.params.checkpoint_replay:
             return
         if 0 not in context.memories:
+            if self.group.index != 1:
+                return
             deadline = time.monotonic() + LOSS_TIMEOUT
             while (lost := context.run_state.lost_learner) is None and time.monotonic() < deadline:
                 yield False

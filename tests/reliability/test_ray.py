@@ -64,6 +64,7 @@ def listening(program: Program) -> set[str]:
 def test_f37_f38_a_local_ray_run_is_private_and_ends_clean(tmp_path, monkeypatch):
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short, because Ray's socket paths are limited to 107 bytes
     monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with Program(tmp_path, *ENDLESS, "--num_actors", "2") as program:
         program.until_training(1_500, seconds=100)
         assert listening(program) <= {"127.0.0.1", "::ffff:127.0.0.1"} and listening(program)

@@ -74,6 +74,16 @@ def test_a_part_that_could_not_start_on_a_lost_node_may_grow_again(options, cloc
     assert (part.num_learners, part.supervisor.elastic) == (1, 4)
 
 
+def test_a_run_that_has_trained_ends_with_4_and_its_command_if_no_part_follows(options, clock, capsys):
+    run = ElasticRun(options)
+    assert run.next_options(options, BAD_OPTIONS, None) is None and run.exit_code(BAD_OPTIONS) == BAD_OPTIONS
+    assert not capsys.readouterr().err
+    part = run.next_options(options, TRAINING_FAILED, 1)
+    assert run.next_options(part, BAD_OPTIONS, None) is None and run.exit_code(BAD_OPTIONS) == TRAINING_FAILED
+    assert f"--resume {options.signature}" in capsys.readouterr().err
+    assert [run.exit_code(code) for code in (DONE, TRAINING_FAILED, 130)] == [DONE, TRAINING_FAILED, 130]
+
+
 def test_options_stay_those_of_the_run(options, clock):
     part = ElasticRun(options).next_options(options, TRAINING_FAILED, 1)
     changed = {"resume", "num_learners", "num_actors", "seconds"}

@@ -112,6 +112,7 @@ class Cluster:
         folder = tempfile.mkdtemp(prefix="ray_", dir=parent if len(parent) <= MAX_PARENT_LENGTH else "/tmp")
         self._sweeper = Sweeper(folder)
         return {
+            "address": "local",  # even if the environment has RAY_ADDRESS
             "num_cpus": max(num_cpus, 1),
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
@@ -220,6 +221,15 @@ class Head:
             self._silence = 0.0
         self._last_answer, self._last_check = self.answer, now
         return self._silence
+
+    def fresh_answer(self, timeout: float) -> Answer | None:
+        """Wait for the answer to a query from now on. Return None after `timeout` seconds of silence."""
+        begin = time.monotonic()
+        while self.answer is None or self.answer.time < begin:
+            if self.silence() > timeout:
+                return None
+            time.sleep(0.1)
+        return self.answer
 
     def close(self) -> None:
         """End the thread. Must be called before Ray is shut down, because Ray would start again for a query."""

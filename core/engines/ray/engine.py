@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from core.common.console import log_to_stderr
-from core.engines.ray.cluster import Cluster, ClusterError, Head, alive_nodes
-from core.engines.ray.placement import PlacementReservation, learner_groups, number_with_room, process_needs
+from core.engines.ray.cluster import Cluster, ClusterError, Head
+from core.engines.ray.placement import PlacementReservation, process_needs
+from core.engines.run_end import TRAINING_FAILED, resume_command_hint
 from core.engines.supervisor import Supervisor
 from core.runtime.context import Context, Process
 
@@ -62,36 +63,30 @@ class RayEngine:
             with closing(Cluster(options.ray, needs)) as cluster:
                 from core.engines.ray.launcher import RayLauncher  # imports Ray, whose variables the cluster has set
 
-                try:
-                    groups = _groups(context)
-                    reservation = PlacementReservation(needs, cluster.home, cluster.is_local, groups)
-                    with closing(Head(reservation.group)) as head:
-                        launcher = RayLauncher(context, self._processes, cluster, reservation, head)
-                        supervisor = Supervisor(context, launcher)
-                        exit_code = supervisor.run()
-                    self._regroup(supervisor.next_learners, cluster.home)
-                    return exit_code
-                except ClusterError:
-                    if options.supervisor.elastic and options.resume is not None and options.num_learners > 1:
-                        self._regroup(options.num_learners - 1, cluster.home)
-                    raise
+                groups = _groups(context)
+                reservation = PlacementReservation(needs, cluster.home, cluster.is_local, groups)
+                with closing(Head(reservation.group)) as head:
+                    launcher = RayLauncher(context, self._processes, cluster, reservation, head)
+                    return self._supervise(launcher)
         except ClusterError as error:
             log_to_stderr(f"error: {error}")
             return error.exit_code
 
-    def _regroup(self, most: int | None, home: str) -> None:
-        """Let an elastic run go on with as many learners as nodes have room for, at most this many; None lets it end.
-
-        The room is that of empty nodes, because those of this run are about to become empty. If others hold it, the
-        next part does not start, and the one after it has a learner less.
-        """
-        if most is not None:
-            groups = learner_groups(self._context.options, range(most))
-            others = [role for role in self._context.roles if role[0] not in ("learner", "actor")]
-            groups[0] |= process_needs(self._context.options, others)
-            anywhere = {name for group in groups for name in group if name.startswith("actor")}
-            anywhere |= {f"learner {learner}" for learner in range(1, most)}
-            self.next_learners = max(number_with_room(groups, home, alive_nodes(), anywhere), 1)
+    def _supervise(self, launcher: Any) -> int:
+        """Run all processes to their end, then set `next_learners`. Returns the exit code of the program."""
+        options, supervisor = self._context.options, Supervisor(self._context, launcher)
+        try:
+            exit_code = supervisor.run()
+        except ClusterError:
+            if options.supervisor.elastic and options.resume is not None and options.num_learners > 1:
+                self.next_learners = launcher.learners_of_next_part(options.num_learners - 1)
+            raise
+        if supervisor.next_learners is not None:
+            self.next_learners = launcher.learners_of_next_part(supervisor.next_learners)
+            if self.next_learners is None:
+                log_to_stderr(f"supervisor: {launcher.head_is_silent()}; {resume_command_hint(options)}")
+                return TRAINING_FAILED
+        return exit_code
 
 
 def _elastic_problems(options: Any) -> list[str]:

@@ -20,7 +20,13 @@ from core.common.files import TEMPORARY
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle, ReportedError
 from core.engines.ray.cluster import Answer, Cluster, ClusterError, Head, Nodes
 from core.engines.ray.learner_host import HostPlan, LearnerHost
-from core.engines.ray.placement import PlacementReservation, learner_groups, node_affinity, number_with_room
+from core.engines.ray.placement import (
+    PlacementReservation,
+    learner_groups,
+    learners_with_room,
+    node_affinity,
+    number_with_room,
+)
 from core.engines.ray.remote_context import RemoteRunInfo
 from core.engines.ray.trajectory_server import TrajectoryServer, snapshot
 from core.engines.ray.worker import Host, Worker, code_digests
@@ -75,7 +81,7 @@ class RayLauncher(Launcher):
             waited, answer = time.monotonic() - begin, self._head.answer
             lack = None if answer is None else self._reservation.lack(answer.nodes)
             if self._head.silence() > self._params.head_timeout:
-                raise ClusterError(self._head_is_silent())
+                raise ClusterError(self.head_is_silent())
             if limit is not None and waited > limit:
                 raise ClusterError(
                     f"{lack}; no such node joined within ray.placement_timeout={limit:g} s"
@@ -144,7 +150,7 @@ class RayLauncher(Launcher):
                     learner = answers.pop(answer)
                     self._hosts[learner] = self._host_of(learner, answer)._replace(server=handles[learner])
                 if self._head.silence() > self._params.head_timeout:
-                    raise ClusterError(self._head_is_silent())
+                    raise ClusterError(self.head_is_silent())
                 if time.monotonic() - begin > (limit := self._options.supervisor.start_timeout):
                     names = ", ".join(f"learner {learner}" for learner in answers.values())
                     raise ClusterError(f"no process on the node of {names} within supervisor.start_timeout={limit:g} s")
@@ -185,7 +191,7 @@ class RayLauncher(Launcher):
     def check(self) -> str | None:
         """Report nodes and processes that Ray lost or found. Return why the run must end, or None if it can go on."""
         if self._head.silence() > self._params.head_timeout:
-            return self._head_is_silent()
+            return self.head_is_silent()
         if (answer := self._head.answer) is not None and answer is not self._last_answer:
             if self._last_answer is not None:
                 self._log_node_changes(self._last_answer.nodes, answer.nodes)
@@ -200,12 +206,29 @@ class RayLauncher(Launcher):
         return self._learner_without_actors()
 
     def room_for_learners(self) -> int:
-        """Return how many more learners, each with its actors, an elastic run could have now."""
+        """Return how many more learners, each with its actors, an elastic run could have now.
+
+        They must find room beside the run, and `learners_of_next_part` must count as many.
+        """
         if (answer := self._head.answer) is None:
             return 0
-        more = learner_groups(self._options, range(self._options.num_learners, self._options.supervisor.elastic))
+        count, most = self._options.num_learners, self._options.supervisor.elastic
+        more = learner_groups(self._options, range(count, most))
         nodes = {node: {"Resources": free} for node, free in answer.free.items()}
-        return number_with_room(more, self._cluster.home, nodes, [name for group in more for name in group])
+        beside = number_with_room(more, self._cluster.home, nodes, [name for group in more for name in group])
+        return max(min(beside, self._learners_with_room(most, answer) - count), 0)
+
+    def learners_of_next_part(self, most: int) -> int | None:
+        """Return the learners with which an elastic run goes on, at most this many; None if the head is silent.
+
+        The room is that of empty nodes, because those of this run are about to become empty. If others hold it, the
+        next part does not start, and the one after it has a learner less.
+        """
+        answer = self._head.fresh_answer(self._params.head_timeout)
+        return None if answer is None else max(self._learners_with_room(most, answer), 1)
+
+    def _learners_with_room(self, most: int, answer: Answer) -> int:
+        return learners_with_room(self._options, self._context.roles, most, self._cluster.home, answer.nodes)
 
     def collect(self) -> None:
         """Let every host on another node send its last report, within COLLECT_TIMEOUT."""
@@ -226,7 +249,8 @@ class RayLauncher(Launcher):
             return False
         return not self._reservation.has_node(name, answer.bundles)
 
-    def _head_is_silent(self) -> str:
+    def head_is_silent(self) -> str:
+        """Return a sentence that says so."""
         at_address = f"the Ray cluster at ray.address={self._params.address}"
         cluster = "Ray on this machine" if self._cluster.is_local else at_address
         return f"the head of {cluster} did not answer for {self._params.head_timeout:g} s (ray.head_timeout)"

@@ -175,6 +175,7 @@ class Mirror:
             if role in ("actor", "learner") and index % context.options.num_learners == learner
         ]
         self._unconfirmed: dict[int, list[Record]] = {}  # records that home has not confirmed
+        self._number = 0  # of these records
 
     def restore(self, run: RunSnapshot) -> None:
         """Take over everything at the start, this learner's own counts too."""
@@ -184,6 +185,7 @@ class Mirror:
     def report(self) -> NodeReport:
         """Return the next report. Records of one that `follow` has not confirmed are sent again."""
         context, now = self._context, self._context.logs.now()
+        self._number += not self._unconfirmed
         for process_ind in () if self._unconfirmed else self._processes:
             records, dropped = context.logs.drain_process(process_ind)
             if dropped:
@@ -199,6 +201,7 @@ class Mirror:
                 process_ind: [record._replace(time=now - record.time) for record in records]
                 for process_ind, records in self._unconfirmed.items()
             },
+            self._number,
         )
 
     def follow(self, run: RunSnapshot) -> None:

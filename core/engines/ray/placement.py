@@ -124,6 +124,17 @@ def learner_groups(options: RunOptions, learners: Iterable[int]) -> list[Needs]:
     ]
 
 
+def learners_with_room(
+    options: RunOptions, roles: Iterable[tuple[str, int]], most: int, home: str, nodes: Nodes
+) -> int:
+    """Return how many learners, at most this many, a run with these roles could have if the nodes were empty."""
+    groups = learner_groups(options, range(most))
+    groups[0] |= process_needs(options, [role for role in roles if role[0] not in ("learner", "actor")])
+    anywhere = {name for group in groups for name in group if name.startswith("actor")}
+    anywhere |= {f"learner {learner}" for learner in range(1, most)}
+    return number_with_room(groups, home, nodes, anywhere)
+
+
 def node_affinity(node: str) -> Any:
     """Return Ray's scheduling strategy for this node and no other."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -34,6 +34,7 @@ class NodeReport(NamedTuple):
     replay_steps: int
     processes: dict[int, ProcessState]  # by process_ind
     records: dict[int, list[Record]]  # by process_ind; their times are ages in seconds
+    number: int  # of the records; a report that repeats them has the same
 
 
 class RunSnapshot(NamedTuple):
@@ -94,6 +95,7 @@ class TrajectoryServer:
         memory = next(iter(context.memories.values()))
         self._format = ChunkFormat(memory.layout, memory.window.length)
         self._senders: dict[int, Sender] = {}
+        self._accepted: dict[int, int] = {}  # by learner: number of the records that are logged
         self._version, self._published, self._parameters = 0, float("-inf"), list[Any]()
 
     def __repr__(self) -> str:
@@ -127,7 +129,10 @@ class TrajectoryServer:
     # other nodes, at home ---------------------------------------------------------------------------------------------
     async def exchange(self, report: NodeReport) -> RunSnapshot:
         """Take over what the node of a learner reports, and return what it must know of the run."""
+        if self._accepted.get(report.learner) == report.number:  # the answer was lost
+            report = report._replace(records={})
         accept(self._context, report)
+        self._accepted[report.learner] = report.number
         return snapshot(self._context, report.processes)
 
     async def write_piece(self, name: str, offset: int, piece: bytes) -> None:
@@ -165,7 +170,10 @@ class TrajectoryServer:
         return sender
 
     async def _await_room(self, index: int, generation: int) -> bool:
-        """Wait as a writer on this node would. Return False if the run stops first."""
+        """Wait until the ring has room for a chunk. Return False if the run stops first.
+
+        The actor itself asks the rate limiter, with the counters of the newest answer.
+        """
         delays, sender = idle_delays(), self._sender(index, generation)
         while sender.writer is not None and not (sender.writer.has_room() or self._context.rate_limiter.is_warming_up):
             if self._context.run_state.stopped:

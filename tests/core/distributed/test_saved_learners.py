@@ -1,6 +1,8 @@
 """Two learners resume exactly, get one state from one seed, and save a checkpoint together or not at all."""
 
+import time
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ import torch
 from core.acting.validated_env import random_actions
 from core.checkpoint import run_checkpoint
 from core.runtime.context import Context
-from core.single_processes.learner import learner
+from core.runtime.run_state import RunState
+from core.single_processes.learner import _Learner, learner, restore
 from core.trajectory.ring_buffer import Trajectories
 from tests.reliability.test_inline import differences
 from utils.config.command_line import read_options
@@ -75,6 +78,22 @@ def train_without_room(*call) -> None:
         train(*call)
 
 
+def train_late(context: Context, index: int, updates: int, group) -> list[int]:
+    """Train as `train` does, but restore late. Returns the version of the parameters that are published by then."""
+
+    def restore_late(*arguments):
+        restored = yield from restore(*arguments)
+        time.sleep(0.5)
+        versions.append(context.parameters.version)
+        return restored
+
+    versions: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("core.single_processes.learner.restore", restore_late)
+        train(context, index, updates, group)
+    return versions
+
+
 def started(root, *words: str) -> Context:
     context, _ = create_context(read_options(["--root", str(root), *words]))
     return context
@@ -120,6 +139,28 @@ def test_two_resumed_learners_equal_uninterrupted_ones(trained):
     assert {"memory", "memory_1", "learner", "learner_1"} <= straight.keys()
     del straight["learner"]["version"], resumed["learner"]["version"]  # a resumed run publishes once more
     assert not differences(resumed, straight)
+
+
+def test_no_learner_publishes_before_all_have_restored(learners, tmp_path):
+    """Actors begin with the first parameters, and would write to a memory that is still being restored."""
+    context = fill(started(tmp_path, "--config", "dqn-cartpole", *WORDS))
+    assert learners.call(partial(train, context, 0, 1), partial(train_late, context, 1, 1))[1] == [0]
+
+
+@pytest.mark.parametrize(("index", "saves"), [(1, 1), (2, 0)])
+def test_one_learner_on_another_node_saves_if_learner_0_is_lost(tmp_path, index, saves):
+    def save(group):
+        saved.append(group.index)
+        yield from ()
+
+    saved, run_state = [], RunState(3)
+    run_state.lose_learner(0)
+    options = SimpleNamespace(checkpoint_folder=tmp_path)
+    context = SimpleNamespace(memories={index: None}, run_state=run_state, options=options)
+    params, group = SimpleNamespace(checkpoint_replay=False), SimpleNamespace(index=index)
+    for _ in _Learner.save_alone(SimpleNamespace(context=context, params=params, group=group, save=save)):
+        pass
+    assert len(saved) == saves
 
 
 def test_a_seed_determines_the_state_of_two_learners(trained):

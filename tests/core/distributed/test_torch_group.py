@@ -9,6 +9,7 @@ import socket
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import psutil
@@ -85,6 +86,24 @@ def broadcast(group):
 def test_the_first_learners_value_reaches_all(learners):
     for received in learners.call(broadcast, broadcast):
         assert received["words"] == ["one", 2] and torch.equal(received["weights"], torch.arange(5.0))
+
+
+def seconds_at_barrier(late, group):
+    finished(group.gather([0]))
+    time.sleep(late)
+    begin = time.monotonic()
+    finished(group.barrier())
+    return time.monotonic() - begin
+
+
+def test_a_barrier_waits_for_a_learner_that_is_late(learners):
+    assert learners.call(partial(seconds_at_barrier, 0.0), partial(seconds_at_barrier, LATE))[0] > LATE / 2
+
+
+def test_an_exchange_of_no_values_is_refused():
+    """Gloo would return at once, so that the exchange would not wait for anyone."""
+    with pytest.raises(AssertionError, match="an exchange of no values does not wait"):
+        finished(torch_group.TorchGroup(0, 2).gather([]))
 
 
 def other_learner(rendezvous) -> None:

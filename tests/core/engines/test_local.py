@@ -25,6 +25,16 @@ def failed(context, index):
     raise ValueError("a fault")
 
 
+LONG = "\U0001f600" * 50_000  # of four bytes each
+
+
+def failed_at_length(context, index):
+    yield from done(context, index)
+    error = ValueError(LONG)
+    error.add_note(LONG)
+    raise error
+
+
 class Unreadable(Exception):
     def __str__(self):
         raise RuntimeError("no text")
@@ -71,6 +81,7 @@ class Beats:
     [
         (done, run_end.DONE, None),
         (failed, run_end.TRAINING_FAILED, ("ValueError: a fault", False)),
+        (failed_at_length, run_end.TRAINING_FAILED, (local._shortened(f"ValueError: {LONG}"), False)),
         (unreadable, run_end.TRAINING_FAILED, ("Unreadable: (its __str__ raises RuntimeError)", False)),
         (peer_lost, run_end.TRAINING_FAILED, ("PeerLostError: learner 1 was lost", True)),
         (package_missing, run_end.BAD_OPTIONS, ("ImportError: no such package", False)),

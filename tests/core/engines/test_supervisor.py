@@ -152,6 +152,42 @@ def test_a_finished_run_without_its_last_evaluation_fails(monkeypatch, status):
     assert run.said("the run has no last evaluation") and run.logged[-1] == "supervisor: the command"
 
 
+def test_a_finished_run_waits_for_processes_that_have_not_started_but_actors(monkeypatch):
+    """On a cluster a process exists some seconds after its start."""
+    run = Run(monkeypatch, ("learner", 0), ("evaluator", 0), ("actor", 0))
+    start = run.start
+
+    def start_late(role, index, threads):
+        process = start(role, index, threads)
+        process.exists = False
+        return process
+
+    def script(seconds):
+        run.run_state.stop()
+        if seconds == 2.0:
+            run.newest("learner 0").status = run.newest("evaluator 0").status = DONE
+
+    run.start, run.script = start_late, script
+    assert run.supervisor.run() == 0 and not run.said("did not end within")
+    statuses = [run.newest(name).status for name in ("learner 0", "evaluator 0", "actor 0")]
+    assert statuses == [DONE, DONE, KILLED]
+
+
+def test_a_finished_run_whose_evaluator_waits_to_be_started_again_fails(monkeypatch):
+    run = Run(monkeypatch, ("learner", 0), ("evaluator", 0))
+
+    def script(seconds):
+        if seconds == 1.0:
+            run.refused, run.newest("evaluator 0").status = 1, KILLED
+        if seconds == 1.5:
+            run.run_state.stop()
+            run.newest("learner 0").status = DONE
+
+    run.script = script
+    assert run.supervisor.run() == 4 and run.said("the next attempt is in 1 s")
+    assert run.said("the run has no last evaluation") and run.logged[-1] == "supervisor: the command"
+
+
 def test_an_interrupted_run_needs_no_last_evaluation(monkeypatch):
     run = Run(monkeypatch, ("evaluator", 0))
     run.script = lambda seconds: run.supervisor._interrupt(signal.SIGINT, None) if seconds == 1.0 else None
@@ -350,6 +386,16 @@ def test_an_elastic_run_goes_on_after_a_loss_but_not_after_an_error(monkeypatch,
     assert run.supervisor.next_learners == learners
     assert bool(run.said("the command")) == (learners is None and DONE not in statuses)
     assert bool(run.said("Traceback of it")) == (FAILED in statuses)
+
+
+def test_a_learner_that_reports_the_loss_of_another_is_not_the_lost_one(monkeypatch):
+    run = Run(monkeypatch, ("learner", 0), ("learner", 1))
+    slots, note = run.supervisor._slots, run.supervisor._note_failure
+    note(slots[0], "learner 0", PEER_LOST)
+    assert run.run_state.lost_learner is None
+    note(slots[1], "learner 1", KILLED)
+    note(slots[0], "learner 0", PEER_LOST)
+    assert run.run_state.lost_learner == 1
 
 
 def test_an_elastic_run_takes_in_learners_at_its_next_checkpoint(monkeypatch):

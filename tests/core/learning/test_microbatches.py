@@ -244,6 +244,16 @@ def test_a_batch_that_does_not_fit_is_halved_until_it_does(capsys, size, most, s
     assert agent.attempts == parts and capsys.readouterr().err == ""
 
 
+def test_a_batch_much_smaller_than_the_first_is_halved_at_once(capsys):
+    agent = Limited(16)
+    learn = EagerUpdates(agent, microbatch_on_oom=True)
+    learn(numbered_batch(16))
+    agent.most, agent.attempts = 2, []
+    learn(numbered_batch(4))
+    assert agent.attempts == [4, 2, 2]
+    assert "batches of 4 are computed from microbatches of 2 windows" in capsys.readouterr().err
+
+
 def test_out_of_memory_within_a_batch_restarts_its_gradient():
     agent = Limited(4, fails=(3,))  # the second of two micro-batches
     EagerUpdates(agent, microbatch_on_oom=True)(numbered_batch(8))

@@ -1,10 +1,11 @@
-"""A folder is removed when its owner has ended, however that happens."""
+"""A folder is removed when its owner has ended, and neither another cluster nor a silent head is waited for."""
 
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from core.engines.ray.cluster import Sweeper
+from core.engines.ray import cluster
+from core.engines.ray.cluster import Cluster, ClusterError, Head, Sweeper
+from core.runtime.options import RayParams
 
 OWNER = """
 import sys
@@ -48,6 +51,45 @@ def shells(folder: Path) -> list[psutil.Process]:
             if process.cmdline()[-2:] == ["sweeper", str(folder)]:
                 found.append(process)
     return found
+
+
+def test_a_cluster_of_its_own_does_not_join_that_of_the_environment(monkeypatch):
+    def init(**given):
+        arguments.update(given)
+        raise RuntimeError("no start")
+
+    arguments: dict = {}
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(psutil.Process, "children", lambda *given, **named: [])  # which `close` would kill
+    monkeypatch.setattr(os, "environ", {**os.environ, "RAY_ADDRESS": "127.0.0.1:1"})  # which keeps what is set
+    with pytest.raises(ClusterError, match="no start"):
+        Cluster(RayParams(), {"actor 0": {"CPU": 1.0, "GPU": 0.0}})
+    assert arguments["address"] == "local"
+
+
+def test_a_head_that_falls_silent_is_not_waited_for(monkeypatch):
+    nodes, gone = {"home": {}}, threading.Event()
+
+    def alive_nodes():
+        if nodes:
+            return nodes
+        gone.wait(20)
+        raise ConnectionError
+
+    monkeypatch.setattr(cluster, "alive_nodes", alive_nodes)
+    monkeypatch.setattr(cluster, "free_resources", dict)
+    monkeypatch.setattr(cluster, "QUERY_PERIOD", 0.05)
+    head = Head(None)
+    try:
+        begin = time.monotonic()
+        assert head.fresh_answer(10.0).time >= begin
+        nodes.clear()
+        until(lambda: head.fresh_answer(0.5) is None)
+        assert time.monotonic() - begin < 10
+    finally:
+        gone.set()
+        head.close()
 
 
 def test_a_killed_owners_folder_and_the_processes_in_it_go(folder):

@@ -196,6 +196,17 @@ def test_log_records_arrive_once_confirmed_with_their_age(home, node):
     assert all(abs(record.time - home.logs.now()) < 10 for record in records)
 
 
+def test_records_of_a_report_whose_answer_was_lost_are_logged_once(home, node):
+    context, mirror = node
+    server = TrajectoryServer(home)
+    for value in range(2):
+        context.report("actor", 1, {"a": float(value)})
+        for _ in range(2):
+            answer = asyncio.run(server.exchange(mirror.report()))
+        mirror.follow(answer)
+    assert [record.value for record in home.logs.drain()[0]] == [0.0, 1.0]
+
+
 def test_an_actor_is_placed_beside_its_learner_while_there_is_room():
     needs = {f"actor {index}": {"CPU": 1.0, "GPU": 0.0} for index in range(6)}
     needs |= {f"learner {index}": {"CPU": 1.0, "GPU": 1.0} for index in range(3)}
