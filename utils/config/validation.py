@@ -60,7 +60,7 @@ def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
     found += [*_video(options), *mismatches]
     sized = SIZED & {name.partition(".")[0] for name in refused}
     if not mismatches and not sized and options.num_actors >= options.num_learners:
-        found += memory_budget.problems(resolved(options), spec)
+        found += memory_budget.problems(resolved(options), spec) or _replay(options)
     return found
 
 
@@ -167,15 +167,22 @@ def _classes(options: Options) -> Iterator[str]:
         yield f"{memory} holds {' and '.join(held)}, and {agent} learns from {' or '.join(kinds)}; {fitting}"
     elif (together := options.learner.batches_per_sample) > 1 and not {"transitions", "sequences"} & set(held):
         yield f"learner.batches_per_sample={together} must be 1 with {memory}, whose batches cannot be drawn together"
-    is_replay = not options.memory_class.is_rate_limited(options.memory) or options.samples_per_step > 1
-    if (for_replay := options.agent_class.replay_options(options.agent)) and not is_replay:
-        acting = " and ".join(f"agent.{name}={getattr(options.agent, name)}" for name in for_replay)
-        yield f"{acting} needs replayed steps, and {memory} gives every step once; memory_type=mixed replays"
     clipping = getattr(options.env, "reward_clipping", "none")
     if options.mode == 1 and clipping != "none" and options.agent_class.refuses_clipped_rewards(options.agent):
         yield (
             f"env.reward_clipping={clipping} does not fit {agent}, which learns from raw rewards: set "
             "env.reward_clipping=none or agent.allow_clipped_rewards=True"
+        )
+
+
+def _replay(options: Options) -> Iterator[str]:
+    """Yield why options of the agent do nothing: no step is replayed. The memory's own options have no problem."""
+    is_replay = not options.memory_class.is_rate_limited(options.memory) or options.samples_per_step > 1
+    if (for_replay := options.agent_class.replay_options(options.agent)) and not is_replay:
+        acting, memory = (f"agent.{name}={getattr(options.agent, name)}" for name in for_replay), options.memory_type
+        yield (
+            f"{' and '.join(acting)} needs replayed steps, and memory_type={memory} gives every step once; "
+            "memory_type=mixed replays"
         )
 
 
