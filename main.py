@@ -29,6 +29,7 @@ from core.common import fork_server
 from core.common.processes import kill_descendants
 from core.common.system import remove_empty_compile_caches
 from core.common.terminal import Terminal, relay_output
+from core.engines.run_end import DONE
 from utils import run_registry
 from utils.config.command_line import preload, read_options, refuse
 from utils.errors import ConfigurationError
@@ -85,9 +86,10 @@ def run_part(options: Options, terminal: Terminal) -> tuple[int, Options, int | 
     context.terminal = terminal
     engine = EnginesDict[options.engine](context, ProcessesDict)
     exit_code = agent.launch(engine, options.mode, options.num_actors, options.num_learners)
+    next_learners = getattr(engine, "next_learners", None)
     if options.mode == 1:
-        run_registry.end(context.options, exit_code)
-    return exit_code, cast(Options, context.options), getattr(engine, "next_learners", None)
+        run_registry.end(context.options, None if exit_code == DONE and next_learners else exit_code)
+    return exit_code, cast(Options, context.options), next_learners
 
 
 if __name__ == "__main__":  # spawned processes import this file

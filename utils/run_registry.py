@@ -248,8 +248,10 @@ def _numbered(timestamp: str) -> Iterator[str]:
     yield from (f"{timestamp}-{number}" for number in itertools.count(2))
 
 
-def end(options: RunOptions, exit_code: int) -> None:
+def end(options: RunOptions, exit_code: int | None) -> None:
     """Store the exit code of this part of the run, and remove the temporary files of killed processes.
+
+    - None stands for a part that another part follows: the run goes on.
 
     - The modification time of run.json stays that of the start, by which runs are ordered.
     - If the disk is full, the exit code stays None.

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+import main
 from core.engines.run_end import BAD_OPTIONS, DONE, TRAINING_FAILED
-from utils import launch
+from utils import launch, run_registry
 from utils.config.command_line import read_options
 from utils.launch import ElasticRun
 
@@ -89,3 +90,25 @@ def test_options_stay_those_of_the_run(options, clock):
     changed = {"resume", "num_learners", "num_actors", "seconds"}
     for field in dataclasses.fields(options):
         assert field.name in changed or getattr(part, field.name) == getattr(options, field.name)
+
+
+@pytest.mark.parametrize("exit_code, learners, stored", [(DONE, 3, None), (DONE, None, 0), (TRAINING_FAILED, 1, 4)])
+def test_a_run_whose_next_part_takes_in_learners_does_not_count_as_done(
+    options, exit_code, learners, stored, monkeypatch
+):
+    """Sweeps and `--resume` read the exit code, and main may be killed before the next part begins."""
+
+    class Engine:
+        next_learners = learners
+
+        def __init__(self, context, processes):
+            pass
+
+        def run(self, roles):
+            return exit_code
+
+    monkeypatch.setattr(main, "EnginesDict", {"ray": Engine})
+    options.checkpoint_folder.joinpath("step_1").rmdir()
+    options.checkpoint_folder.rmdir()
+    assert main.run_part(options, None)[::2] == (exit_code, learners)
+    assert run_registry.read(options.log_folder).exit_code == stored
