@@ -90,8 +90,8 @@ class Memory(ABC):
         return 0
 
     @classmethod
-    def own_bytes(cls, params: Any, layout: Layout, length: int) -> int:
-        """Return the bytes that the rule keeps outside the rings."""
+    def own_bytes(cls, params: Any, layout: Layout, window: WindowSpec) -> int:
+        """Return the most bytes that the rule keeps outside the rings."""
         return 0
 
     @classmethod

@@ -117,7 +117,7 @@ class PrioritizedLeaves(StartLeaves[Store]):
         stored, self.batches = state["priorities"], state["batches"]
         leaves = np.zeros(self._starts.shape)
         leaves[:, : stored["leaves"].shape[1]] = stored["leaves"].numpy()
-        self.store.set(np.arange(leaves.size), leaves.ravel())
+        self.store.fill(leaves.ravel())
         self.low[:], self.high[:] = stored["low"], stored["high"]
         self.rule.largest[...] = stored["largest"]
 
@@ -193,6 +193,10 @@ class PrioritizedMemory(Memory):
     Params = PrioritizedParams
     device_class = DevicePrioritizedReplay
     with_priority = True
+
+    @classmethod
+    def own_bytes(cls, params: PrioritizedParams, layout: Layout, window: WindowSpec) -> int:
+        return SumTree.nbytes(layout.num_slots // (window.stride or 1))
 
     def __init__(self, params: PrioritizedParams, layout: Layout, window: WindowSpec, seed: int):
         super().__init__(params, layout, window, seed)

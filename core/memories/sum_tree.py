@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.device.torch_runtime import on_device
+from core.device.torch_runtime import on_device, upload
 
 ROOTS = 2048
 
@@ -24,8 +24,18 @@ class SumTree:
 
     def __init__(self, capacity: int):
         self.capacity = capacity
+        self._levels = [np.zeros(size) for size in self._sizes(capacity)]  # roots first, leaves last
+
+    @staticmethod
+    def _sizes(capacity: int) -> list[int]:
+        """Return the size of each level, roots first."""
         depth = max(-(-capacity // ROOTS) - 1, 0).bit_length()
-        self._levels = [np.zeros(ROOTS << level) for level in range(depth + 1)]  # roots first, leaves last
+        return [ROOTS << level for level in range(depth + 1)]
+
+    @classmethod
+    def nbytes(cls, capacity: int) -> int:
+        """Return the bytes of a tree."""
+        return np.dtype(np.float64).itemsize * sum(cls._sizes(capacity))
 
     @property
     def leaves(self) -> np.ndarray:
@@ -47,6 +57,12 @@ class SumTree:
                 indices = np.unique(indices)
             pairs = children.reshape(-1, 2)[indices]
             parents[indices] = pairs[:, 0] + pairs[:, 1]
+
+    def fill(self, values: np.ndarray) -> None:
+        """Set all leaves, [capacity]."""
+        self._levels[-1][: self.capacity] = values
+        for parents, children in zip(self._levels[-2::-1], self._levels[:0:-1], strict=True):
+            np.add(children[::2], children[1::2], out=parents)
 
     def find(self, prefix_sums: np.ndarray) -> np.ndarray:
         """Return the leaf that each prefix sum in [0, total) falls into, [B].
@@ -90,6 +106,10 @@ class CumulativeLeaves:
         """Set leaves[indices] = values, both [B]; values may lie on the device already."""
         values = on_device(values, self.leaves.device) if isinstance(values, np.ndarray) else values
         self.leaves[on_device(indices, self.leaves.device)] = values
+
+    def fill(self, values: np.ndarray) -> None:
+        """Set all leaves, [capacity]."""
+        upload(values, self.leaves)
 
     def find(self, fractions: Tensor) -> Tensor:
         """Return the leaves that these fractions in [0, 1) of the sum of all leaves fall into, [B] int64."""

@@ -57,6 +57,8 @@ def learner(context: Context, index: int) -> Iterator[bool]:
         if context.options.learner.replay_device == "learner":
             memory = memory.device_class(memory, torch.device(context.device_of(index)))  # follows the shared one
         version, ready_batches = yield from restore(context, agent, memory, group)
+        if context.memories[index].feature_dtype(context.options.memory):
+            context.memories[index].features_of = feature_source(context, agent)
         batches, updates = _make_updates(context, agent, memory, index, ready_batches)
         with closing(batches), closing(Profile(context, "learner", index, context.device_of(index))) as profile:
             learning = _Learner(context, group, agent, memory, batches, updates, profile)
@@ -272,15 +274,12 @@ class _Learner:
 def _make_agent(context: Context, group: LearnerGroup) -> Agent:
     """Make an agent that can learn. Several learners draw the same weights, then each has its own random state."""
     context.seed_everything("learner", 0)
-    memory, device = context.memories[group.index], context.device_of(group.index)
-    precision = context.options.learner.precision
+    device, precision = context.device_of(group.index), context.options.learner.precision
     use_tf32(precision != "float32")
     agent = context.make_agent(device, precision)
     rows = context.options.batch_size * agent.samples_per_window
     in_float32 = device == "cpu" and agent.model.precision == "float32"
     use_onednn_products(in_float32 and has_large_products(agent.model, rows))
-    if memory.feature_dtype(context.options.memory):
-        memory.features_of = feature_source(context, device)
     path = context.initial_weights
     if context.resume_from is None and path is not None and group.index == 0:
         model_file.load_into(agent.model, model_file.reload_weights(path)[0], path)
@@ -290,14 +289,17 @@ def _make_agent(context: Context, group: LearnerGroup) -> Agent:
     return agent
 
 
-def feature_source(context: Context, device: str) -> Callable[[Window], Tensor]:
+def feature_source(context: Context, agent: Agent) -> Callable[[Window], Tensor]:
     """Return a function that computes the features of windows, for the thread that samples.
 
-    Its network is a second one, which follows the published parameters: the learner's own weights may be half updated.
-    It is made at once, because that draws from torch's random state, which belongs to the learner.
+    Its network is a second one, which begins with the learner's weights and follows the published parameters: the
+    learner's own weights may be half updated.
     """
-    shadow_agent, version = context.make_agent(device), 0
-    model = shadow_agent.model
+    # The random state belongs to the learner.
+    with torch.random.fork_rng([agent.device] if agent.device.type == "cuda" else []):
+        shadow_agent, version = context.make_agent(str(agent.device)), 0
+        model = shadow_agent.model
+    model.load_state_dict(agent.model.state_dict())
 
     def features_of(window: Window) -> Tensor:
         nonlocal version

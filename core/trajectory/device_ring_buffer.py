@@ -2,7 +2,8 @@
 
 Every published step is copied once. Afterwards windows are gathered on the device by index.
 
-- Nobody else writes the copy, so what can be read stays unchanged until the next `refresh`.
+- Nobody else writes the copy, so what can be read stays unchanged until the next `refresh`. Copies that overwrite steps
+  which updates on the device may still read wait for these updates.
 - A step that a writer overwrote during the copy is detected by checking the writers' counters again afterwards, as
   every reader does.
 - Frames are stored uncompressed, also if those of the shared rings are compressed.
@@ -33,6 +34,7 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
             for name, spec in self.arrays(self.layout).items()
         }
         self.copied = np.zeros(self.layout.num_actors, np.int64)  # steps of each environment, by actor
+        self._waited_at = self.copied  # steps after the last copy that waited for updates
         self._transfers = Transfers(trajectories.arrays, device)
 
     @staticmethod
@@ -62,9 +64,12 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
         # oldest steps that windows may touch
         oldest = self._trajectories.starts(0)[0] - max(self.layout.frame_stack - 1, 0)
         begin = np.maximum(self.copied - 1, oldest).clip(0)  # a restarted writer has changed the newest step's `last`
-        # beyond the margin, copies overwrite steps that running updates may still read
-        overtaken = written - self.copied > self.layout.overwrite_margin
-        with self._transfers.together(after_work=bool(overtaken.any())) as copy:
+        # Beyond the margin, copies overwrite steps that running updates may still read. Python may be many updates ahead
+        # of the device, so the steps of all copies since the last one that waited count.
+        after_work = bool((written - self._waited_at > self.layout.overwrite_margin).any())
+        if after_work:
+            self._waited_at = written
+        with self._transfers.together(after_work) as copy:
             for actor in np.flatnonzero(written > self.copied).tolist():
                 for first, last in self._ranges(int(begin[actor]), int(written[actor])):
                     self._copy(copy, actor, first, last)

@@ -73,9 +73,9 @@ def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> i
 
 
 def replay_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> int:
-    """Return the bytes of the rings and of the unrolls that a memory keeps outside them."""
+    """Return the bytes of the rings and of what a memory keeps outside them."""
     own_bytes = options.memory_class.own_bytes
-    return sum(rows.nbytes + own_bytes(options.memory, rows, window.length) for rows in rings)
+    return sum(rows.nbytes + own_bytes(options.memory, rows, window) for rows in rings)
 
 
 def copied_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:

@@ -151,13 +151,22 @@ class FeatureDistanceStrategy(ReplayStrategy):
         generator, size = self.memory.generator, len(self)
         if self.params.sample_strategy == "uniform" or not size:
             return uniform(self.keys, size, generator, count)
-        slots = generator.choice(size, min(round(self.multiplier * count), size), replace=False)
+        wanted = min(round(self.multiplier * count), size)
+        slots = generator.choice(size, wanted, replace=False)
         if not self._copies:
-            slots = slots[self.memory.trajectories.still_valid(*self.keys(slots))]
+            slots = slots[self._readable(slots)]
+            if len(slots) < wanted:  # badly compressed frames or replay.max_frame_bytes leave fewer in the rings
+                readable = np.flatnonzero(self._readable(np.arange(size)))
+                slots = generator.choice(readable, min(wanted, len(readable)), replace=False)
         if len(slots) > count:
             slots = slots[self._keep(slots, count)]
         self._draw_counts[slots] += 1
         return replayed(self.keys(slots))
+
+    def _readable(self, slots: np.ndarray) -> np.ndarray:
+        """Return which of these slots' unrolls the rings still hold, [K] bool."""
+        readable: np.ndarray = self.memory.trajectories.still_valid(*self.keys(slots))
+        return readable
 
     def on_batch_complete(self) -> None:
         self._batches += 1
@@ -166,34 +175,32 @@ class FeatureDistanceStrategy(ReplayStrategy):
         """Return the positions of the `count` candidates that are kept."""
         keys = self.keys(candidates)
         if self.params.sample_strategy == "attentive_sampling":
-            return np.argsort(self._distances_to_newest(keys), kind="stable")[:count]
+            assert self._newest is not None
+            newest = self._features(self.memory.trajectories.gather(*self._newest, self.memory.window))[-1:]
+            return np.argsort(self._distances(self.store, keys, newest), kind="stable")[:count]
         strategy = STRATEGIES[self.params.elite_sampling_strategy]
         return strategy(self._distances(self.store, keys), self._draw_counts[candidates], count)
 
     # distances --------------------------------------------------------------------------------------------------------
-    def _distances(self, store: Trajectories, keys: SampleIds) -> np.ndarray:
-        """Return how far the features of unrolls have moved since their states were acted in, [N]."""
-        distances = []
+    def _distances(self, store: Trajectories, keys: SampleIds, newest: Tensor | None = None) -> np.ndarray:
+        """Return the distances of unrolls as today's network sees them, [N].
+
+        They are measured to the features [1, 1, F] of the newest state, or else to those that each unroll's states had
+        when they were acted in.
+        """
+        distances, distance = [], DISTANCES[self.params.dist_function]
         for start in range(0, len(keys.env_ids), MAX_COMPARED):
             window = store.gather(*keys.select(slice(start, start + MAX_COMPARED)), self.memory.window)
-            distances.append(self._distance(self._features(window), window.extras["features"][:-1].float()))
+            new = self._features(window)
+            old = window.extras["features"][:-1].float().to(new.device) if newest is None else newest.expand_as(new)
+            distances.append(distance(new, old, self.params.p).cpu().numpy())
         return np.concatenate(distances)
-
-    def _distances_to_newest(self, keys: SampleIds) -> np.ndarray:
-        """Return the distances of unrolls to the newest state, as the network sees them today, [N]."""
-        assert self._newest is not None
-        newest = self._features(self.memory.trajectories.gather(*self._newest, self.memory.window))[-1:]  # [1, 1, F]
-        features = self._features(self.store.gather(*keys, self.memory.window))
-        return self._distance(features, newest.expand_as(features))
 
     def _features(self, window: Window) -> Tensor:
         if self.memory.features_of is None:
             raise RuntimeError("features_of must be set before unrolls are compared")
         features: Tensor = self.memory.features_of(window)
         return features
-
-    def _distance(self, new: Tensor, old: Tensor) -> np.ndarray:
-        return DISTANCES[self.params.dist_function](new, old.to(new.device), self.params.p).cpu().numpy()
 
     def statistics(self) -> dict[str, float]:
         return {"feature_replay_size": float(len(self)), "candidate_multiplier": self.multiplier}

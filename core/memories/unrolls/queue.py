@@ -146,8 +146,8 @@ class QueueStrategy(ReplayStrategy):
         return {
             "counts": [self._arrived, self._dropped, self._turn],
             "waiting": waiting,
-            "free": self._free_slots,
-            "given": self._drawn_slots,
+            "free": [*self._free_slots],
+            "given": [*self._drawn_slots],
             **({"copies": copies.state_dict()} if copies else {}),
         }
 

@@ -188,9 +188,9 @@ class UnrollMemory(Memory):
         return length * _ring_unrolls(filter(_is_rate_limited, cls.components(params)), batch_size, num_actors)
 
     @classmethod
-    def own_bytes(cls, params: Any, layout: Layout, length: int) -> int:
+    def own_bytes(cls, params: Any, layout: Layout, window: WindowSpec) -> int:
         counts = [(strategy.slots(each), strategy.packs) for strategy, each, _ in cls.components(params)]
-        return sum(slots_bytes(layout, slots, length, packs) for slots, packs in counts if slots)
+        return sum(slots_bytes(layout, slots, window.length, packs) for slots, packs in counts if slots)
 
     @classmethod
     def is_rate_limited(cls, params: Any) -> bool:

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
@@ -253,6 +255,16 @@ def test_steps_overwritten_while_being_read_are_drawn_again(monkeypatch):
     monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: next(answers))
     batch = memory.sample(32)
     assert next(answers, None) is None and np.isfinite(batch.weights.numpy()).all()
+
+
+@pytest.mark.parametrize("rows", [16_000, 17_000])  # leaves below and above a power of two
+def test_the_bytes_of_the_tree_are_known_before_it_is_made(rows):
+    memory, _, _ = make(rows=rows)
+    tracemalloc.start()
+    _ = memory.tree
+    allocated, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert memory.own_bytes(memory.params, memory.layout, memory.window) == pytest.approx(allocated, rel=0.01)
 
 
 def test_epsilon_zero_is_refused():

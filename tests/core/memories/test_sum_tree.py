@@ -38,6 +38,16 @@ def test_the_last_of_equal_indices_counts():
     tree.check()
 
 
+@pytest.mark.parametrize("capacity", [1, 2048, 2049, 30_000])
+def test_a_filled_tree_equals_one_whose_leaves_were_set(capacity):
+    values, trees = np.random.default_rng(0).random(capacity), (SumTree(capacity), SumTree(capacity))
+    trees[0].fill(values)
+    trees[1].set(np.arange(capacity), values)
+    for filled, expected in zip(*(tree._levels for tree in trees)):
+        assert (filled == expected).all()
+    trees[0].check()
+
+
 @pytest.mark.parametrize("capacity", [6, 5000])
 def test_leaves_are_found_in_proportion_to_their_values(capacity):
     generator = np.random.default_rng(0)

@@ -70,21 +70,24 @@ def test_a_slice_has_every_field_of_its_windows(part, fresh):
 # features ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def source():
-    """Return the learner's network, the parameter store, the feature function and a window."""
+    """Return the learner's network, the parameter store, the feature function and a window.
+
+    Nothing is published yet.
+    """
     batch, logits, values = random_unrolls(seed=1, length=3, streams=4)
     logits, values = logits.astype(np.float32), values.astype(np.float32)
     agent = table_agent(Impala, logits, values)
     store = ParameterStore(ParameterStore.size_of(agent.model))
     context = SimpleNamespace(parameters=store, make_agent=lambda device: table_agent(Impala, 0 * logits, 0 * values))
-    features_of = feature_source(context, "cpu")
-    store.publish(agent.model)
-    return agent.model, store, features_of, batch.window
+    return agent.model, store, feature_source(context, agent), batch.window
 
 
 def test_features_use_published_weights_not_current_ones(source):
     model, store, features_of, window = source
     published = model.logits.detach().clone()
     expected = published[window.observations[:-1, :, 0]]  # [T, B, F]
+    assert torch.equal(features_of(window), expected)  # a resumed run chooses its first batch before it publishes
+    store.publish(model)
     assert torch.equal(features_of(window), expected)
     model.logits.data.add_(1.0)
     assert torch.equal(features_of(window), expected)
@@ -100,15 +103,16 @@ def test_features_do_not_use_the_learners_random_state(source):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_feature_network_is_made_before_random_states_load():
-    made = []
-
+def test_the_feature_network_leaves_the_learners_random_state_alone():
     def make_agent(device):
         spec = SimpleNamespace(action=None)
-        return Impala(Impala.Params(), spec, lambda: made.append(device) or Table(np.zeros((1, 4)), np.zeros(1)))
+        return Impala(Impala.Params(), spec, lambda: Table(torch.rand(1, 4).numpy(), np.zeros(1)))
 
-    feature_source(SimpleNamespace(parameters=None, make_agent=make_agent), "cpu:0")
-    assert made == ["cpu:0"]
+    agent, before = make_agent("cpu"), torch.get_rng_state()
+    _ = agent.model
+    torch.set_rng_state(before)
+    feature_source(SimpleNamespace(parameters=None, make_agent=make_agent), agent)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """Every unroll memory gives whole unrolls, counts its bytes and reports statistics, whatever its strategies."""
 
 import dataclasses
+import io
 import json
 import os
 
 import numpy as np
 import pytest
+import torch
 
 from core.memories.unrolls.circular import CircularMemory, CircularParams
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
@@ -106,7 +108,7 @@ def test_bytes_are_known_before_a_memory_is_made(memory_type, params, slots, fra
     memory = make(memory_type, params, frame_stack=frame_stack, batch_size=8, num_actors=2, num_envs=3, length=6)
     stores = [rule.store for rule in memory.strategies if rule.store is not memory.trajectories]
     sizes = [os.fstat(store.arrays._fd).st_size for store in stores]
-    assert memory_type.own_bytes(params, memory.layout, 6) == sum(sizes)
+    assert memory_type.own_bytes(params, memory.layout, memory.window) == sum(sizes)
     rows = slots * (max(frame_stack - 1, 0) + 6 + 1)
     row = 2 * 8 + 2 * 8 + 8 + 4 + 4 + 1 + 1  # frame, features, action, reward, discount, first, last
     assert rows * row <= sum(sizes) <= rows * row + slots * 128 + 64 * 12 * len(stores)
@@ -307,6 +309,23 @@ def test_comparing_unrolls_without_features_of_is_an_error():
     CodedActor(memory, 0).write(9)
     with pytest.raises(RuntimeError, match="features_of must be set"):
         memory.sample(1)
+
+
+@pytest.mark.parametrize(("memory_type", "params"), EVERY_RULE)
+def test_a_state_stays_as_it_was_while_sampling_goes_on(memory_type, params):
+    """The learner writes it to a file while the thread that samples goes on."""
+
+    def stored(state) -> bytes:
+        torch.save(state, file := io.BytesIO())
+        return file.getvalue()
+
+    memory = make(memory_type, params, batch_size=1)
+    actor, states = CodedActor(memory, 0), []
+    for _ in range(12):
+        actor.write(1)
+        memory.sample(1)
+        states.append((state := memory.state_dict(), stored(state)))
+    assert all(stored(state) == before for state, before in states)
 
 
 # slots ------------------------------------------------------------------------------------------------------------
