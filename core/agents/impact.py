@@ -52,7 +52,7 @@ class ImpactParams(ActorCriticAgentParams):
     learning_rate: float = Field(default=5e-4, gt=0, le=100)
     """Learning rate at the start."""
     optimizer_eps: float = Field(default=1e-8, gt=0, le=1)
-    """Added to the root of the optimiser's second moment."""
+    """Added to the root of Adam's second moment; for RMSProp see rmsprop_eps_in_root."""
 
 
 class Impact(SumLossAgent):
@@ -104,7 +104,8 @@ class Impact(SumLossAgent):
         objective = clipped_surrogate(
             log_probs, behaviour_log_probs, target_log_probs, returns.unweighted, params.clip_epsilon, params.beta_max
         )
-        policy, baseline = -(objective * valid).sum(), baseline_loss(values[:-1], returns.targets, valid)
+        policy = -torch.where(valid, objective, 0.0).sum()
+        baseline = baseline_loss(values[:-1], returns.targets, valid)
         entropy = entropy_loss(self.policy.entropies(logits), valid)
         target_kl = (self.policy.kl(target_logits, logits) * valid).sum()
         loss = policy + params.baseline_cost * baseline + params.entropy_cost * entropy

@@ -32,13 +32,12 @@ from core.learning.optimizer import OptimizerName
 from core.model import Model, disable_host_sync
 from core.models.layers.running_normalization import RunningNormalization
 from core.ops.actions import mask_actions
-from core.ops.policy_losses import clipped_policy_loss, clipped_value_loss
+from core.ops.policy_losses import MAX_LOG_RATIO, clipped_policy_loss, clipped_value_loss
 from core.ops.returns import generalised_advantages
 from core.ops.vtrace import lambda_advantages, vtrace
 from core.specs import ArraySpec
 from core.types import ACTION_MASK, ActorCriticOutput, Batch, State, TimeStep, Window
 
-MAX_LOG_RATIO = 20.0  # so that one step that has become much likelier cannot make a whole update non-finite
 MAX_REWARD = 10.0  # bound of normalised rewards, as in CleanRL
 
 
@@ -67,7 +66,7 @@ class PPOParams(RolloutAgentParams, ActorCriticAgentParams):
     learning_rate: float = Field(default=2.5e-4, gt=0, le=100)
     """Learning rate at the start."""
     optimizer_eps: float = Field(default=1e-5, gt=0, le=1)
-    """Added to the root of the optimiser's second moment."""
+    """Added to the root of Adam's second moment; for RMSProp see rmsprop_eps_in_root."""
     clip_norm: float = Field(default=0.5, ge=0, le=1e9)
     """Largest norm of the whole gradient; 0 is off."""
 

@@ -50,7 +50,7 @@ class PQNParams(RolloutAgentParams, ActionValueParams):
     learning_rate: float = Field(default=2.5e-4, gt=0, le=100)
     """Learning rate at the start (PQN: 2.5e-4)."""
     optimizer_eps: float = Field(default=1e-8, gt=0, le=1)
-    """Added to the root of the optimiser's second moment."""
+    """Added to the root of Adam's second moment; for RMSProp see rmsprop_eps_in_root."""
     exploration_epsilon_end: float = Field(default=0.001, ge=0, le=1)
     """Share of random actions at the end of exploration "linear" (PQN: 0.001)."""
     exploration_epsilon_steps: int = Field(default=1_000_000, ge=1, le=10**12)

@@ -52,7 +52,7 @@ class R2D2Params(QLearningParams):
     eta: float = Field(default=0.9, ge=0, le=1)
     """Share of the largest |td| in a sequence's priority; the rest is the mean's (R2D2: 0.9)."""
     optimizer_eps: float = Field(default=1e-3, gt=0, le=1)
-    """Added to the root of the optimiser's second moment (R2D2: 1e-3)."""
+    """Added to the root of Adam's second moment (R2D2: 1e-3); for RMSProp see rmsprop_eps_in_root."""
     clip_norm: float = Field(default=40.0, ge=0, le=1e9)
     """Largest norm of the whole gradient; 0 is off (Ape-X: 40)."""
     allow_clipped_rewards: bool = False
@@ -92,10 +92,11 @@ class R2D2(QLearning):
     @property
     def extras(self) -> dict[str, ArraySpec]:
         """Return the fields of the actor's values, and of its network's inputs beside the observation."""
+        num_actions = self.spec.action.num_actions  # type: ignore[union-attr]
         return {
             "q_taken": ArraySpec((), "float32"),
             "q_max": ArraySpec((), "float32"),
-            "previous_action": ArraySpec((), "int16"),
+            "previous_action": ArraySpec((), "int16" if num_actions <= 2**15 else "int32"),
             "previous_reward": ArraySpec((), "float32"),
         }
 

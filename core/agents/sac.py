@@ -2,6 +2,7 @@
 
 - The policy is a Gaussian squashed by tanh. Training samples it and evaluations take its mean, so no noise is added.
 - Deviation: a truncated episode bootstraps from its final observation.
+- If agent.n_step is above 1, the target contains the entropy of the last state only.
 """
 
 from dataclasses import replace
@@ -99,17 +100,20 @@ class SAC(ContinuousControl):
         if self.params.learn_temperature:
             excess = total.statistics["entropy"] - self._target_entropy
             self.temperature_optimizer.step(self.log_temperature * excess, applied)
+        elif not self.temperature_optimizer.is_planned:
+            self.temperature_optimizer.skip(1)
         statistics = {"policy_loss": total.loss, "policy_grad_norm": grad_norm, "temperature": temperature}
-        return {**statistics, **total.statistics}, applied
+        return {**statistics, "policy_lr": self.policy_optimizer.last_lr, **total.statistics}, applied
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def checkpoint_parts(self) -> dict[str, Any]:
         return {**super().checkpoint_parts(), "temperature_optimizer": self.temperature_optimizer}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "log_temperature": self.log_temperature.detach()}
+        learnt = {"log_temperature": self.log_temperature.detach()} if self.params.learn_temperature else {}
+        return {**super().state_dict(), **learnt}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if self.params.learn_temperature:
+        if self.params.learn_temperature and "log_temperature" in state:  # else the adaptation begins here
             self.log_temperature.data.copy_(state["log_temperature"])

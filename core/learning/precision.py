@@ -164,9 +164,18 @@ def _numbers(layer: nn.Module) -> list[Tensor]:
 def _layers_in_bf16(network: nn.Module) -> list[Any]:
     """Return the parameters of each layer without statistics that is not in one marked by `keep_float32`."""
     kept = [module for module in network.modules() if getattr(module, "keeps_float32", False)]
-    kept += [layer for layer in _layers(network) if any(buffer.is_floating_point() for buffer in layer.buffers())]
+    kept += [layer for layer in _layers(network) if _has_statistics(layer)]
     excluded = {part for module in kept for part in module.modules()}
     return [layer._parameters for layer in _layers(network) if layer not in excluded]
+
+
+def _has_statistics(layer: nn.Module) -> bool:
+    """Return True if checkpoints store floating-point buffers of the layer or of its parts."""
+    return any(
+        buffer is not None and buffer.is_floating_point() and name not in part._non_persistent_buffers_set
+        for part in layer.modules()
+        for name, buffer in part._buffers.items()
+    )
 
 
 def _with_bf16_weights(function: Any) -> Any:

@@ -6,8 +6,12 @@
 - Shapes that differ raise ValueError.
 """
 
+import math
+
 import torch
 from torch import Tensor
+
+MAX_LOG_RATIO = 20.0  # so that one step that has become much likelier cannot make a whole update non-finite
 
 
 def log_probs_of(logits: Tensor, actions: Tensor) -> Tensor:
@@ -90,7 +94,7 @@ def clipped_surrogate(
 
         beta = clip(mu / pi_target, 0, beta_max),    r = beta pi / mu,    min(r A, clip(r, 1 - epsilon, 1 + epsilon) A)
 
-    The gradient flows through pi alone.
+    The gradient flows through pi alone. log r is at most MAX_LOG_RATIO.
 
     Args:
         log_probs: [T, B] of the taken actions by the learner, pi.
@@ -102,7 +106,8 @@ def clipped_surrogate(
     """
     _check_steps(log_probs, behaviour_log_probs, target_log_probs, advantages)
     mu, target, advantages = behaviour_log_probs.detach(), target_log_probs.detach(), advantages.detach()
-    ratios = (mu - target).exp().clamp(max=beta_max) * (log_probs - mu).exp()
+    log_ratios = (mu - target).clamp(max=math.log(beta_max)) + log_probs - mu  # as a sum, because exp(-mu) can be inf
+    ratios = log_ratios.clamp(max=MAX_LOG_RATIO).exp()
     return torch.minimum(ratios * advantages, ratios.clamp(1 - epsilon, 1 + epsilon) * advantages)
 
 

@@ -64,8 +64,8 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
         # oldest steps that windows may touch
         oldest = self._trajectories.starts(0)[0] - max(self.layout.frame_stack - 1, 0)
         begin = np.maximum(self.copied - 1, oldest).clip(0)  # a restarted writer has changed the newest step's `last`
-        # Beyond the margin, copies overwrite steps that running updates may still read. Python may be many updates ahead
-        # of the device, so the steps of all copies since the last one that waited count.
+        # Beyond the margin, copies overwrite steps that running updates may still read. Python may be many updates
+        # ahead of the device, so the steps of all copies since the last one that waited count.
         after_work = bool((written - self._waited_at > self.layout.overwrite_margin).any())
         if after_work:
             self._waited_at = written

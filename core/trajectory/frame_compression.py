@@ -35,7 +35,8 @@ class StorageParams:
     frame_compression: Literal["raw", "lz4"] = RAW
     """Compression of the frames in the replay."""
     max_frame_bytes: int | None = Field(default=None, ge=1, le=10**15)
-    """Bytes that frames may take; None is memory.capacity's for raw frames, a sixteenth of it for lz4."""
+    """Bytes that frames may take in the rings of a learner; None is memory.capacity's for raw frames, a sixteenth of it
+    for lz4. Copies that reservoir and elite insertion make are beside it."""
     compression_level: int = Field(default=0, ge=0, le=12)
     """Level of lz4: 0 is fast; 1 to 12 are smaller and at least ten times slower."""
     gather_threads: int = Field(default=1, ge=1, le=256)
@@ -58,6 +59,11 @@ def compress(frames: np.ndarray, level: int) -> tuple[bytes, int]:
     mode: dict[str, Any] = {"mode": "high_compression", "compression": level} if level else {}
     block = lz4.block.compress(data, store_size=False, **mode)
     return block, zlib.crc32(block)
+
+
+def max_block_bytes(size: int) -> int:
+    """Return lz4's bound of a block that holds `size` bytes."""
+    return size + size // 255 + 16
 
 
 def decompressed(data: Any, check: int, size: int) -> np.ndarray | None:
@@ -138,9 +144,8 @@ def arena_bytes(
     fits `min_steps` steps of each environment, however badly they compress, so that a window can always be sampled.
     """
     usual = num_actors * num_envs * ring_length * frame.nbytes // USUAL_RATIO
-    block = chunk_length * frame.nbytes
-    worst_case_block = block + block // 255 + 16  # bound of lz4
-    min_bytes = (-(-min_steps // chunk_length) + 2) * num_envs * worst_case_block
+    min_blocks = (-(-min_steps // chunk_length) + 2) * num_envs
+    min_bytes = min_blocks * max_block_bytes(chunk_length * frame.nbytes)
     return max((storage.max_frame_bytes or usual) // num_actors, min_bytes)
 
 

@@ -83,10 +83,8 @@ class Layout:
             with_priority: True if actors write initial priorities.
             states: Recurrent state of one environment.
             storage: Compression of frames.
-            kept_steps_per_env: Steps of each environment whose compressed frames always fit.
+            kept_steps_per_env: Steps of each environment whose frames always fit, whatever the limit.
         """
-        if storage.frame_compression == RAW and storage.max_frame_bytes is not None:
-            capacity = max(min(capacity, storage.max_frame_bytes // spec.frame.nbytes), 1)
         flag, number = ArraySpec((), "bool"), ArraySpec((), "float32")
         if spec.action_mask:
             extras = {**extras, ACTION_MASK: spec.action_mask}
@@ -94,7 +92,11 @@ class Layout:
         fields |= {"reward": number, "discount": number, **extras}
         if with_priority:
             fields["priority"] = number
-        chunks = -(-capacity // (num_actors * num_envs * chunk_length)) + 2 + -(-spec.frame_stack // chunk_length)
+        chunk_steps, margin = num_actors * num_envs * chunk_length, 2 + -(-spec.frame_stack // chunk_length)
+        chunks = -(-capacity // chunk_steps) + margin
+        if storage.frame_compression == RAW and storage.max_frame_bytes is not None:
+            min_chunks = kept_steps_per_env // chunk_length + 1 + margin  # more steps than those kept, to start at one
+            chunks = min(chunks, max(storage.max_frame_bytes // (chunk_steps * spec.frame.nbytes), min_chunks))
         sizes, arena = (num_actors, num_envs, chunks * chunk_length, chunk_length), 0
         if storage.frame_compression != RAW:
             min_steps = 2 * chunk_length + spec.frame_stack + kept_steps_per_env

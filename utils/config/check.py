@@ -145,8 +145,8 @@ def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str
         ("batch", f"{options.batch_size} windows of {window.length + 1} steps"),
         (
             "memory",
-            f"{memory_budget.needed_bytes(options, spec, stored):,} bytes needed, of which {stored:,} are the replay; "
-            f"{available_bytes():,} are free",
+            f"{memory_budget.needed_bytes(options, spec, stored):,} bytes needed, of which {stored:,} are the replay "
+            f"and its batches; {available_bytes():,} are free",
         ),
     ]
 

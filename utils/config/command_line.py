@@ -28,8 +28,8 @@ from utils.run_registry import SavedRun
 OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "actor.device", "resume", "model_file", "render",
                  "record", "profile", "profile_trace", "episodes", "check", "root", "seconds")
 # Options and sections that no continuation may change.
-FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.optimizer", "agent.rmsprop_centered", "env",
-         "model")
+FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.distribution", "agent.optimizer",
+         "agent.rmsprop_centered", "agent.squash_actions", "env", "model")
 # Options that give the stored replay its size, its shape and its priorities.
 FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_actors", "num_envs_per_actor",
                      "actor.chunk_length", "agent.n_step", "agent.unroll_length", "agent.burn_in",
@@ -363,7 +363,7 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
         refusal = f"{name}={after[name]!r} cannot continue run {run}, which has {name}={before[name]!r}"
         if name in fixed or name.partition(".")[0] in fixed:
             problems.append(refusal)
-        elif after.get(trained.get(name, "")) and before[name] and after[name]:
+        elif all(each.get(trained.get(name, "")) and each[name] for each in (before, after)):
             print(f"{run} keeps the {name} that it has learnt: {name}={after[name]!r} is for new runs")
         else:
             print(f"{run} continues with {name}={after[name]!r} (was {before[name]!r})")

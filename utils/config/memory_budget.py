@@ -6,6 +6,7 @@ The devices of the options are those that "auto" means here.
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from core.agent import Agent
@@ -61,12 +62,13 @@ def layouts(options: Options, spec: EnvSpec, agent: Agent) -> list[Layout]:
 
 
 def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> int:
-    """Return the bytes of the replay in main memory.
+    """Return the bytes of the replay and of its batches in main memory.
 
     They hold the replay itself and a copy that is made for checkpoints. They also hold the copies on a learner's device
     if that is the CPU.
     """
     stored = (1 + options.learner.checkpoint_replay) * replay_bytes(options, rings, window)
+    stored += sum(batch_bytes(options, rows, window) for rows in rings)
     if not options.device.startswith("cuda"):
         stored += sum(copied_bytes(options, rows, window) for rows in rings)
     return stored
@@ -85,8 +87,26 @@ def copied_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:
     return int(options.memory_class.device_class.nbytes(rows, window))
 
 
+def batch_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:
+    """Return an upper bound of the bytes of the batches that a learner holds in main memory.
+
+    Every batch of a sample is a view that keeps the whole sample. So the samples of the learner's batch and of the
+    newest one are there, the batches ready between them, and one that is being copied. The sampling thread of a learner
+    on a CPU may convert their observations to float32 too.
+    """
+    learner, frame = options.learner, rows.fields["frame"]
+    if copied_bytes(options, rows, window):
+        return 0
+    observations = len(window.observations) * max(rows.frame_stack, 1) * frame.nbytes
+    steps = (window.length + 1) * sum(spec.nbytes for name, spec in rows.fields.items() if name != "frame")
+    if not options.device.startswith("cuda") and options.agent_class.precomputes(options.agent):
+        observations += observations * 4 // np.dtype(frame.dtype).itemsize
+    window_bytes = observations + steps + sum(state.nbytes for state in rows.states)
+    return (learner.prefetch + 2 * learner.batches_per_sample) * options.batch_size * window_bytes
+
+
 def needed_bytes(options: Options, spec: EnvSpec, stored: int) -> int:
-    """Return roughly the bytes of a run: the `stored` ones of the replay, processes, and all environments.
+    """Return roughly the bytes of a run: the `stored` ones of replay and batches, processes, and all environments.
 
     For an environment, CartPole's 4 kB and Atari's 1.7 MB (with observations of 28 kB) were measured.
     """
@@ -150,14 +170,17 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     if needed <= free:
         return _gpu(options, copied_bytes(options, rings[0], agent.window), capacity)
     each = f" for each of {len(rings)} learners" if len(rings) > 1 else ""
+    batches = sum(batch_bytes(options, rows, agent.window) for rows in rings)
+    held = f"; batches need {batches / 1e6:,.0f} MB of them (learner.prefetch, learner.batches_per_sample)"
+    held = held if 10 * batches > stored else ""
     if capacity is None:
         return [
             f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are free; "
-            "lower its capacities"
+            f"lower its capacities{held}"
         ]
-    fitting = max(int((free - (needed - stored)) / (stored / capacity)), 0)
+    fitting = max(int((free - (needed - stored) - batches) / ((stored - batches) / capacity)), 0)
     needs = f"memory.capacity={capacity}{each} needs {needed:,} bytes and {free:,} are free"
-    return [f"{needs}; about {fitting:,} would fit"]
+    return [f"{needs}; about {fitting:,} would fit{held}"]
 
 
 def _gpu(options: Options, copied: int, capacity: Any) -> list[str]:
@@ -193,11 +216,11 @@ def _beside_the_replay(options: Options, spec: EnvSpec) -> list[str]:
 def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     """Return why frames cannot be compressed, or why replay.max_frame_bytes is too small for incompressible windows."""
     storage, num_actors, length = options.replay, actors_of(options, 0), agent.window.length
+    rows = layout(options, spec, agent)
     if storage.frame_compression == RAW:
-        kept = options.memory_class.kept_steps(options.memory, options.batch_size, length, num_actors)
-        least = max(num_actors * options.num_envs_per_actor * (length + 2), kept) * spec.frame.nbytes
+        least = rows.num_slots * spec.frame.nbytes  # the layout is at its minimum if this exceeds the limit
     elif spec.is_image:
-        least = layout(options, spec, agent).arena_bytes * num_actors
+        least = rows.arena_bytes * num_actors
     else:
         return [
             f"replay.frame_compression={storage.frame_compression} packs pictures and game={options.game} "

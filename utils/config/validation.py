@@ -48,7 +48,7 @@ def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
     if missing_classes(options):  # which was reported
         return found
     found += [*_classes(options), *_on_policy(options), *_schedule(options), *_captured(options), *_compiled(options)]
-    found += [*_placement(options), *options.agent_class.problems(options.agent)]
+    found += [*_minibatches(options), *_placement(options), *options.agent_class.problems(options.agent)]
     game = f"game={options.game} (env_type={options.env_type})"
     try:
         spec = environment_spec(options)
@@ -223,12 +223,30 @@ def _schedule(options: Options) -> Iterator[str]:
         return
     if schedule == "step" and agent.lr_decay > 1:
         yield f"agent.lr_schedule=step with agent.lr_decay={agent.lr_decay} would raise the rate without end: 1 is most"
+    for name in ("learning_rate", "critic_learning_rate"):
+        if schedule == "step" and agent.lr_end > (rate := getattr(agent, name, agent.lr_end)):
+            yield f"agent.lr_schedule=step with agent.lr_end={agent.lr_end} would begin above agent.{name}={rate}"
     if agent.lr_schedule_updates is not None:
         return
     if schedule == "step":
         yield "agent.lr_schedule=step needs agent.lr_schedule_updates, the updates between two steps"
     elif options.steps is None and options.updates is None:
         yield f"agent.lr_schedule={schedule} needs agent.lr_schedule_updates, or steps or updates, which end the run"
+
+
+def _minibatches(options: Options) -> Iterator[str]:
+    """Yield why advantages that are normalised in each minibatch would all be 0."""
+    agent: Any = options.agent
+    if options.mode != 1 or not getattr(agent, "normalize_advantages", False):
+        return
+    steps = agent.unroll_length if getattr(options.model, "lstm", 0) else 1  # in a sample of a minibatch
+    samples = options.batch_size * agent.unroll_length // steps
+    size = max(samples // agent.minibatches, 1) * steps * options.num_learners
+    if size < 2:
+        yield (
+            "agent.normalize_advantages=True needs 2 samples in each minibatch, and "
+            f"agent.minibatches={agent.minibatches} divides {samples}"
+        )
 
 
 def _actions(options: Options, spec: EnvSpec) -> Iterator[str]:

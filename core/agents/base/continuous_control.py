@@ -25,8 +25,6 @@ from core.ops.returns import n_step_return
 from core.specs import Continuous, WindowSpec
 from core.types import Batch, State, TimeStep, TransitionBatch
 
-TRAINED = "policy.", "critic."  # beginnings of the names of parameters
-
 
 @frozen_dataclass
 class ControlAgentParams(ActionNoiseParams, OptimizerParams, AgentParams):
@@ -43,9 +41,9 @@ class ControlAgentParams(ActionNoiseParams, OptimizerParams, AgentParams):
     critic_weight_decay: float = Field(default=0.0, ge=0, le=10)
     """Weight of the critic's L2 penalty (DDPG: 1e-2); weight_decay is the policy's."""
     optimizer_eps: float = Field(default=1e-8, gt=0, le=1)
-    """Added to the root of the optimiser's second moment."""
+    """Added to the root of Adam's second moment; for RMSProp see rmsprop_eps_in_root."""
     clip_norm: float = Field(default=0.0, ge=0, le=1e9)
-    """Largest norm of each network's gradient; 0 is off."""
+    """Largest norm of the gradient of the policy, of all critics together, and of SAC's temperature; 0 is off."""
     target_update_period: int = Field(default=1, ge=1, le=10**9)
     """Updates between updates of the targets."""
     target_update_tau: float = Field(default=0.005, gt=0, le=1)
@@ -83,12 +81,19 @@ class ContinuousControl(Agent):
         """The policy and its critics, built on first access.
 
         Raises:
-            TypeError: the model has other parameters, which no optimiser of this agent would train.
+            TypeError: the model has other parameters, which no optimiser of this agent would train. Or a parameter of
+                `policy` or `critic` needs no gradient, or both have it.
         """
         model: PolicyAndCritic = self._make_model()  # type: ignore[assignment]
-        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        if others := [name for name in names if not name.startswith(TRAINED)]:
-            raise TypeError(f"only parameters of `policy` and `critic` are trained, and it has {', '.join(others)}")
+        policy, critic = set(model.policy.parameters()), set(model.critic.parameters())
+        trainable = {parameter for parameter in model.parameters() if parameter.requires_grad}
+        for rule, refused in (
+            ("only parameters of `policy` and `critic` are trained, and it has", trainable - policy - critic),
+            ("all parameters of `policy` and `critic` are trained, and it fixes", (policy | critic) - trainable),
+            ("`policy` and `critic` have no common parameter, and it shares", policy & critic),
+        ):
+            if names := [name for name, parameter in model.named_parameters() if parameter in refused]:
+                raise TypeError(f"{rule} {', '.join(names)}")
         return model
 
     @cached_property
@@ -182,7 +187,8 @@ class ContinuousControl(Agent):
 
         total = self.critic_optimizer.gradient_of(len(weights), differentiate)
         grad_norm, applied = self.critic_optimizer.apply(total.loss)
-        statistics = {"loss": total.loss, "grad_norm": grad_norm, **total.statistics}
+        lr = self.critic_optimizer.last_lr
+        statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": lr, **total.statistics}
         if (update := self._updates.next()) % self.params.policy_update_period == 0:
             policy_statistics, applied = self.update_policy(transitions, applied)
             statistics |= policy_statistics
@@ -281,7 +287,8 @@ class Deterministic(ContinuousControl):
 
         total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
         grad_norm, applied = self.policy_optimizer.apply(total.loss, apply_if)
-        return {"policy_loss": total.loss, "policy_grad_norm": grad_norm}, applied
+        lr = self.policy_optimizer.last_lr
+        return {"policy_loss": total.loss, "policy_grad_norm": grad_norm, "policy_lr": lr}, applied
 
 
 class FlatParameters:
@@ -292,16 +299,17 @@ class FlatParameters:
     """
 
     def __init__(self, model: PolicyAndCritic):
-        names, olds = zip(*[item for item in model.named_parameters() if item[0].startswith(TRAINED)])
+        olds = [*model.policy.parameters(), *model.critic.parameters()]
         self.both = torch.cat([old.detach().flatten() for old in olds])
-        gradient, offset = torch.zeros_like(self.both), 0
-        for name, old in zip(names, olds):
+        gradient, offset, news = torch.zeros_like(self.both), 0, dict[Tensor, nn.Parameter]()
+        for old in olds:
             span = slice(offset, offset + old.numel())
-            new = nn.Parameter(self.both[span].view_as(old), old.requires_grad)
-            new.grad = gradient[span].view_as(old)
-            owner, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(owner), attribute, new)
+            news[old] = nn.Parameter(self.both[span].view_as(old), old.requires_grad)
+            news[old].grad = gradient[span].view_as(old)
             offset += old.numel()
+        for module in (*model.policy.modules(), *model.critic.modules()):
+            for name, old in module.named_parameters(recurse=False, remove_duplicate=False):
+                setattr(module, name, news[old])
         border = sum(parameter.numel() for parameter in model.policy.parameters())
         self.policy, self.critic = nn.Parameter(self.both[:border]), nn.Parameter(self.both[border:])
         self.policy.grad, self.critic.grad = gradient[:border], gradient[border:]

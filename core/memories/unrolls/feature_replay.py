@@ -185,8 +185,8 @@ class FeatureDistanceStrategy(ReplayStrategy):
     def _distances(self, store: Trajectories, keys: SampleIds, newest: Tensor | None = None) -> np.ndarray:
         """Return the distances of unrolls as today's network sees them, [N].
 
-        They are measured to the features [1, 1, F] of the newest state, or else to those that each unroll's states had
-        when they were acted in.
+        They are measured to the features [1, 1, F] of the newest state if given. If not, they are measured to those
+        that the unroll's own states had when they were acted in.
         """
         distances, distance = [], DISTANCES[self.params.dist_function]
         for start in range(0, len(keys.env_ids), MAX_COMPARED):

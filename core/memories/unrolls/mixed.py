@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from core.common.foreign_code import text_of
 from core.common.settings import JsonText, frozen_dataclass, sentences
 from core.memories.unrolls.feature_replay import CustomParams, FeatureDistanceStrategy, Insertion, Sampling
 from core.memories.unrolls.queue import QueueParams, QueueStrategy
@@ -126,8 +127,8 @@ def _errors(item: dict[str, Any]) -> list[str]:
         errors.append(f"sample_ratio={ratio!r} must be greater than 0 and at most 1")
     try:
         params = _strategy(kind)[1]
-    except (KeyError, ImportError, AttributeError) as error:
-        reason = "" if isinstance(error, KeyError) else f": {error}"
+    except Exception as error:  # the code of a strategy of your own can fail in any way
+        reason = "" if isinstance(error, KeyError) else f": {type(error).__name__}: {text_of(error)}"
         known_types = ", ".join(STRATEGIES)
         return [f"type={kind!r} must be one of {known_types} or package.module:Class of your own{reason}", *errors]
     known = [field.name for field in dataclasses.fields(params)]
@@ -137,18 +138,22 @@ def _errors(item: dict[str, Any]) -> list[str]:
         params(**{name: value for name, value in settings.items() if name in known})
     except ValidationError as error:
         errors += sentences(error).values()
+    except Exception as error:
+        errors.append(f"the settings of {kind} are refused: {type(error).__name__}: {text_of(error)}")
     return errors
 
 
 def _strategy(kind: Any) -> tuple[type[ReplayStrategy], type]:
     """Return a strategy and its Params by the name in a replay list.
 
-    Raises KeyError for what names no strategy, ImportError or AttributeError for a class that does not exist.
+    Raises KeyError for what names no strategy, TypeError for a class that is none, and any error of its module.
     """
     if not isinstance(kind, str) or kind in STRATEGIES or ":" not in kind.strip(":"):
         return STRATEGIES[str(kind)]
     module, _, name = kind.partition(":")
     strategy = getattr(importlib.import_module(module), name)
+    if not issubclass(strategy, ReplayStrategy) or not hasattr(strategy.Params, "__dataclass_fields__"):
+        raise TypeError(f"{name} must be a ReplayStrategy, and its Params a dataclass")
     return strategy, strategy.Params
 
 

@@ -81,7 +81,8 @@ class StandardStrategy(ReplayStrategy):
 class ReservoirStrategy(ReplayStrategy):
     """A strategy that keeps a uniform sample of all unrolls by algorithm R (Vitter 1985), as CLEAR (1811.11682) does.
 
-    Unroll i replaces a random one with probability capacity / i.
+    Unroll i replaces a random one with probability capacity / i. If its compressed frames do not fit, `capacity` falls:
+    random unrolls are dropped. A refusal would favour unrolls that compress well.
     """
 
     Params = ReplayParams
@@ -104,13 +105,21 @@ class ReservoirStrategy(ReplayStrategy):
 
     def insert(self, keys: SampleIds) -> None:
         for env_id, step_id in zip(*keys):
-            filling = self._seen < self._copies.capacity
-            slot = self._seen if filling else int(self.memory.generator.integers(self._seen + 1))
-            if slot < self._copies.capacity:
-                stored = self._copies.put(np.array([slot]), SampleIds(env_id[None], step_id[None])).all()
-                if filling and not stored:  # overwritten or too large: an empty slot must not count as filled
-                    continue
-            self._seen += 1
+            unroll = SampleIds(env_id[None], step_id[None])
+            if self._seen < self._copies.capacity:  # overwritten or too large: an empty slot must not count as filled
+                self._seen += int(self._copies.put(np.array([self._seen]), unroll).sum())
+            else:
+                self._replace(int(self.memory.generator.integers(self._seen + 1)), unroll)
+                self._seen += 1
+
+    def _replace(self, slot: int, unroll: SampleIds) -> None:
+        """Replace the unroll in a slot below `capacity`, unless the new one was overwritten meanwhile."""
+        copies = self._copies
+        while slot < copies.capacity and not copies.put(np.array([slot]), unroll).all():
+            if not self.memory.trajectories.still_valid(*unroll).all():
+                return
+            copies.drop_last()  # its frames do not fit; the slots of algorithm R are exchangeable
+            slot = min(slot, copies.capacity - 1)
 
     def draw(self, count: int) -> DrawnUnrolls | None:
         return uniform(self._copies.keys, len(self), self.memory.generator, count)

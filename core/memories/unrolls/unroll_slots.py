@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from core.specs import ArraySpec
-from core.trajectory.frame_compression import RAW, CorruptedBlock, compress, decompressed
+from core.trajectory.frame_compression import RAW, CorruptedBlock, compress, decompressed, max_block_bytes
 from core.trajectory.ring_buffer import STORAGE, Layout, Trajectories
 from core.types import SampleIds
 
@@ -19,7 +19,8 @@ def slots_layout(ring: Layout, slots: int, length: int, packs: bool) -> tuple[La
     """Return the layout of copies, one environment a slot, and the most bytes that compressed frames may take.
 
     A slot holds the steps of an unroll, its bootstrap step, and earlier frames that its first frame stack needs. If
-    frames are compressed, the layout is without them; if they stay raw, the number of bytes is 0.
+    frames are compressed, the layout is without them, and one unroll always fits into the bytes. If they stay raw, the
+    number of bytes is 0.
     """
     steps = max(ring.frame_stack - 1, 0) + length + 1
     layout = dataclasses.replace(
@@ -28,7 +29,8 @@ def slots_layout(ring: Layout, slots: int, length: int, packs: bool) -> tuple[La
     if ring.storage.frame_compression == RAW or not packs:
         return layout, 0
     fields = {name: spec for name, spec in ring.fields.items() if name != "frame"}
-    max_bytes = max(layout.num_slots * ring.fields["frame"].nbytes // COPIES_RATIO, 1)
+    unroll_bytes = steps * ring.fields["frame"].nbytes
+    max_bytes = max(slots * unroll_bytes // COPIES_RATIO, max_block_bytes(unroll_bytes))
     return dataclasses.replace(layout, fields=fields), max_bytes
 
 
@@ -54,6 +56,10 @@ class CompressedFrames:
             return False
         self._blocks[slot], self.used = block, used
         return True
+
+    def drop(self, slot: int) -> None:
+        """Free the bytes of a slot."""
+        self.used -= len(self._blocks.pop(slot)[0])
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._blocks
@@ -151,7 +157,7 @@ class UnrollStore:
                 slot = int(slots[number])
                 stored[number] = packed.put(slot, frames[number])
                 if not stored[number] and slot not in packed:
-                    self.capacity = max(min(self.capacity, slot), 1)
+                    self.capacity = min(self.capacity, slot)
         else:
             copies["frame"] = frames
         for name, copy in copies.items():
@@ -159,6 +165,12 @@ class UnrollStore:
         for name, state in zip(self._ring.layout.state_fields, states):
             self.store.arrays[name][slots[stored], 0, 0] = state.numpy()[stored]
         return stored
+
+    def drop_last(self) -> None:
+        """Lower `capacity` by the last slot, which is filled, and free the bytes of its compressed frames."""
+        assert isinstance(self.store, PackedTrajectories)
+        self.capacity -= 1
+        self.store.frames.drop(self.capacity)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the copies as tensors and plain values."""

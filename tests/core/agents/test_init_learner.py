@@ -42,6 +42,14 @@ def test_an_agent_that_acts_has_no_learner(name, monkeypatch):
         agent.state_dict()
 
 
+@pytest.mark.parametrize("name", resident_agents.AGENTS)
+def test_every_update_reports_loss_gradient_and_learning_rate(name):
+    agent = resident_agents.make_agent(name)
+    statistics = agent.learn(resident_agents.shared_memory(agent).sample(16)).statistics
+    assert {"loss", "grad_norm", "lr"} <= statistics.keys()
+    assert float(statistics["lr"]) == pytest.approx(getattr(agent.params, "critic_learning_rate", 1e-3))
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_reading_an_agent_draws_no_numbers_and_changes_nothing(name):
     agent = MAKERS[name](name)

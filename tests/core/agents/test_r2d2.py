@@ -339,3 +339,10 @@ def test_a_window_holds_burn_in_trained_and_bootstrap_steps():
     window = R2D2(R2D2Params(), SPEC, R2D2MLP).window
     assert (window.length, window.observations, window.stride) == (124, tuple(range(125)), 40)
     assert make_agent().samples_per_window == 7
+
+
+def test_the_last_of_many_actions_is_stored_whole():
+    for num_actions, dtype in ((32_768, "int16"), (40_000, "int32")):
+        spec = replace(SPEC, action=Discrete(num_actions))
+        field = R2D2(R2D2.Params(), spec, R2D2MLP).extras["previous_action"]
+        assert field.dtype == dtype and np.iinfo(field.dtype).max >= num_actions - 1

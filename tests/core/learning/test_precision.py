@@ -14,6 +14,7 @@ from core.agents.ddpg import DDPG
 from core.learning.precision import Bfloat16Weights, in_bf16, precision_on, use_tf32
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.models.dqn import DQNCNN, RainbowMinAtar
+from core.models.iqn import IQNCNN
 from core.models.policy_critic import DDPGCNN, ControlNetworkParams
 from core.models.r2d2 import R2D2MLP
 from core.runtime.parameter_store import ParameterStore
@@ -85,6 +86,15 @@ def test_all_layers_but_the_last_are_bfloat16():
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
     difference = float((values.detach() - exact).norm() / exact.norm())
     assert 1e-5 < difference < 0.03
+
+
+def test_the_embedding_of_fractions_is_bfloat16():
+    torch.manual_seed(0)
+    model = in_bf16(IQNCNN(IQNCNN.Params(), PICTURES))
+    found = seen_dtypes(model)
+    model(torch.randint(0, 256, (4, 4, 84, 84), dtype=torch.uint8), ())
+    assert {name for name, dtype in found.items() if dtype == torch.float32} == {"q.2"}
+    assert found["embedding.linear"] == torch.bfloat16
 
 
 class Attention(nn.Module):

@@ -1,12 +1,13 @@
 """Actor-critic losses and their gradients equal formulas by hand, in float64."""
 
-from math import log
+from math import exp, log
 
 import numpy as np
 import pytest
 import torch
 
 from core.ops.policy_losses import (
+    MAX_LOG_RATIO,
     adapted_kl_coefficient,
     baseline_loss,
     clipped_policy_loss,
@@ -157,6 +158,18 @@ def test_clipped_surrogate_is_exact_in_every_region(mu, target, pi, advantage, o
     assert result.shape == (1, 1) and float(result.detach()) == pytest.approx(objective)
     to_pi, *others = gradient(result.sum(), pi, mu, target, advantages)
     assert float(to_pi.item()) == pytest.approx(slope) and others == [None, None, None]
+
+
+@pytest.mark.parametrize("target", [-1_000.0, 0.0])
+def test_clipped_surrogate_is_finite_for_any_ratio(target):
+    pi, mu, targets = (torch.tensor([[x, x]], dtype=torch.float64) for x in (0.0, -1_000.0, target))
+    pi.requires_grad_()
+    advantages = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    result = clipped_surrogate(pi, mu, targets, advantages, 0.2)
+    (to_pi,) = gradient(result.sum(), pi)
+    ratio = exp(MAX_LOG_RATIO) if target else 1.0  # r is exp(1000), or exp(-1000) exp(1000)
+    assert result[0].tolist() == pytest.approx([min(ratio, 1.2), -ratio])
+    assert to_pi[0].tolist() == pytest.approx([0.0, 0.0] if target else [1.0, -1.0])
 
 
 # r, A -> loss and its gradient to log r, at epsilon .2

@@ -331,7 +331,7 @@ def test_an_arena_takes_its_share_of_storage_bytes():
     least = (-(-(16 + 4 + 3) // 8) + 2) * 4 * (8 * 84 * 84 + 8 * 84 * 84 // 255 + 16)
     assert layout(frame_compression="lz4", max_frame_bytes=1).arena_bytes == least
     fewer = layout(max_frame_bytes=70_560_000)  # 10,000 frames
-    assert 10_000 <= fewer.num_slots < 10_000 + 2 * 4 * 8 * 4 and fewer.arena_bytes == 0
+    assert 10_000 - 2 * 4 * 8 < fewer.num_slots <= 10_000 and fewer.arena_bytes == 0
     assert layout(max_frame_bytes=10**12) == dataclasses.replace(raw, storage=StorageParams(max_frame_bytes=10**12))
     assert layout(max_frame_bytes=1).num_slots > 0
 

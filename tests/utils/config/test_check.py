@@ -1,5 +1,6 @@
 """`--check` passes every config, leaves nothing behind and reports problems."""
 
+import dataclasses
 import multiprocessing
 import os
 import time
@@ -13,6 +14,7 @@ from core.common.shared_arrays import SharedArrays
 from core.envs.catch import CatchEnv
 from core.memory import Memory
 from core.models.dqn import DQNMinAtar
+from core.trajectory.frame_compression import StorageParams
 from main import main
 from tests.rows import KINDS, skip_unless_installed
 from tests.selection import slow_except
@@ -130,6 +132,51 @@ def test_the_memory_budget_includes_a_checkpoints_replay_copy(options, learners)
     assert len(rings) == int(learners)
     without, having = (memory_budget.stored_bytes(each, rings, agent.window) for each in (chosen, copied))
     assert having - without == sum(rows.nbytes for rows in rings) > 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("dqn-pong-uniform", "--num_envs_per_actor", "32", "--num_actors", "2"),
+        ("r2d2-recall", "--num_envs_per_actor", "2"),
+        ("impala-cartpole", "--num_envs_per_actor", "3"),
+        ("replay-minatar-breakout",),
+        ("dqn-cartpole", "--actor.chunk_length", "1"),
+        ("ppo-cartpole",),
+    ],
+)
+def test_frames_never_take_more_than_their_accepted_limit(words, options):
+    chosen = options("--config", *words)
+    spec = validation.environment_spec(chosen)
+    agent = chosen.make_agent(spec)
+
+    def limited(limit: int):
+        changed = dataclasses.replace(chosen, replay=StorageParams(max_frame_bytes=limit))
+        return memory_budget.layout(changed, spec, agent), memory_budget._storage(changed, spec, agent)
+
+    (refusal,) = limited(1)[1]
+    least = int(refusal.rpartition(" ")[2])
+    assert limited(least - 1)[1] == [refusal.replace("=1 ", f"={least - 1} ")]
+    for limit in (least, least + 1, 3 * least // 2, 5 * least, 10**12):
+        layout, refused = limited(limit)
+        assert not refused and layout.num_slots * spec.frame.nbytes <= limit
+    chosen.memory_class(chosen.memory, limited(least)[0], agent.window, 0)  # windows fit, else an error
+
+
+@pytest.mark.parametrize("option", ["prefetch", "batches_per_sample"])
+def test_the_memory_budget_includes_batches_held_by_learners(option, options, monkeypatch):
+    words = "--config", "dqn-pong-uniform", *SMALL, "--memory.capacity", "1000"
+    few, many = options(*words), options(*words, f"--learner.{option}", "200")
+    on_device = options(*words, f"--learner.{option}", "200", "--learner.replay_device", "learner")
+    spec = validation.environment_spec(few)
+    agent = few.make_agent(spec)
+    (rows,) = rings = memory_budget.layouts(few, spec, agent)
+    having, without = (memory_budget.stored_bytes(each, rings, agent.window) for each in (many, few))
+    assert having - without >= 190 * few.batch_size * 2 * 4 * 84 * 84  # two stacks of four frames a window
+    needed = memory_budget.needed_bytes(few, spec, without)
+    monkeypatch.setattr(memory_budget, "available_bytes", lambda: needed)
+    assert validation.problems(few) == [] and f"learner.{option}" in validation.problems(many)[0]
+    assert memory_budget.batch_bytes(on_device, rows, agent.window) == 0
 
 
 def test_main_exits_0_for_a_valid_config_and_2_with_all_problems(root, capsys):

@@ -162,3 +162,24 @@ def test_a_schedule_without_a_length_is_refused(refuse, root):
     )
     for more in (("--updates", "9"), ("--agent.lr_schedule_updates", "9"), ("--agent.lr_schedule", "constant")):
         assert read_options([*words, *more, "--root", str(root)])
+    told = refuse(*steps, "--agent.lr_schedule_updates", "9", "--agent.lr_end", "0.1")
+    assert "agent.lr_end=0.1 would begin above agent.learning_rate=" in told
+    words = "--config", "ddpg-pendulum", "--agent.lr_schedule", "step", "--agent.critic_learning_rate", "1e-4"
+    told = refuse(*words, "--agent.lr_end", "5e-4")
+    assert "agent.lr_end=0.0005 would begin above agent.critic_learning_rate=0.0001" in told
+
+
+def test_normalised_advantages_need_two_samples_in_a_minibatch(refuse, root):
+    words = "--config", "ppo-cartpole", "--model.value_torso", "false", "--agent.minibatches"  # rollouts of 4 x 128
+    told = refuse(*words, "257")
+    assert "needs 2 samples in each minibatch, and agent.minibatches=257 divides 512" in told
+    single = "--model.lstm", "8", "--agent.unroll_length", "1"
+    assert "agent.minibatches=3 divides 4" in refuse(*words, "3", *single)
+    for more in (
+        ("256",),
+        ("257", "--agent.normalize_advantages", "false"),
+        ("257", "--model.lstm", "8"),
+        ("2", *single),
+        ("512", "--num_learners", "2", "--num_actors", "2"),
+    ):
+        assert read_options([*words, *more, "--root", str(root)])

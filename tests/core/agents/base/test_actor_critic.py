@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from core.agents.base.actor_critic import Sampling
+from core.agents.impact import Impact
 from core.agents.impala import Impala, ImpalaAgentParams
+from core.agents.ppo import PPO
 from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.specs import ArraySpec
 from core.trajectory.ring_buffer import Layout
 from core.types import TimeStep, restart
-from tests.core.agents.unrolls import A, table_agent
+from tests.core.agents.unrolls import A, random_unrolls, table_agent
 from tests.core.tapes import RandomPlay
 
 POLICIES = np.array(
@@ -171,3 +173,17 @@ def test_an_unroll_within_an_episode_needs_its_stored_state(played):
     forgetful = agent.features(window._replace(states=tuple(torch.zeros_like(part) for part in window.states)))
     apart = (forgetful - window.extras["features"][:-1]).abs().amax(-1)[0]  # [B], of the first step
     assert (apart[amid] > 1e-3).all() and (apart[~amid] < 1e-5).all()
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", [Impala, Impact, PPO])
+def test_an_action_that_became_much_likelier_skips_no_update(kind, last):
+    batch, logits, values = random_unrolls(0, streams=10)
+    window = batch.window
+    t, b = (window.lasts[:-1] == last).nonzero()[0]
+    window.extras["logits"][t, b, :] = 0
+    window.extras["logits"][t, b, window.actions[t, b]] = -1_000  # pi / mu is no float64
+    agent = table_agent(kind, logits, values, batch_size=10)
+    before = agent.model.logits.detach().clone()
+    assert not agent.learn(batch).skipped
+    assert torch.isfinite(agent.model.logits).all() and not torch.equal(agent.model.logits, before)

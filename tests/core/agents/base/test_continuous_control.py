@@ -38,6 +38,50 @@ def test_a_model_with_a_parameter_that_nothing_trains_is_refused(kind):
     assert agent(params, spec, lambda: make(False)).model.encoder  # a fixed one is part of `preprocess`
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_fixed_and_shared_parameters_are_refused(kind):
+    agent, params, model, model_params = KINDS[kind]
+    spec = EnvSpec("numbers", ArraySpec((5,), "float32"), 0, space(3))
+    fixed, shared = model(model_params, spec), model(model_params, spec)
+    fixed.policy[1][0].weight.requires_grad_(False)
+    shared.critic[0].torso = shared.policy[1][0]
+    with pytest.raises(TypeError, match=r"all parameters .* are trained, and it fixes policy\.1\.0\.weight$"):
+        agent(params, spec, lambda: fixed).model
+    with pytest.raises(TypeError, match=r"no common parameter, and it shares policy\.1\.0\.weight"):
+        agent(params, spec, lambda: shared).model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_may_register_its_critic_first(kind, monkeypatch):
+    def critic_first(self, *arguments):
+        registered(self, *arguments)
+        self.policy = self._modules.pop("policy")
+
+    agents = [make_agent(kind)]
+    registered = KINDS[kind][2].__init__
+    monkeypatch.setattr(KINDS[kind][2], "__init__", critic_first)
+    agents.append(make_agent(kind, learner=False))
+    assert next(agents[1].model.named_parameters())[0].startswith("critic.")
+    agents[1].model.load_state_dict(agents[0].model.state_dict())
+    agents[1].init_learner()
+    for agent in agents:
+        torch.manual_seed(1)
+        for seed in range(3):
+            agent.learn(make_batch(agent, seed=seed))
+    assert same(*(parameters(agent.model.policy) for agent in agents))
+    assert same(*(parameters(agent.model.critic) for agent in agents))
+
+
+def test_critics_may_share_a_parameter():
+    agent = make_agent("td3", learner=False)
+    first, second = (critic.layers[0] for critic in agent.model.critic)
+    second.weight = first.weight
+    agent.init_learner()
+    before = first.weight.detach().clone()
+    agent.learn(make_batch(agent))
+    assert first.weight is second.weight and not torch.equal(before, second.weight)
+
+
 # acting -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_noisy_actions_stay_within_the_bounds_of_the_space(kind):
@@ -182,7 +226,7 @@ def test_the_policys_loss_does_not_reach_the_critic(kind):
     The critic's gradient is that of its own loss alone.
     """
     agent, still = (make_agent(kind, policy_update_period=1) for _ in range(2))
-    still.critic_optimizer.apply = lambda loss: (torch.zeros(()), True)
+    still.critic_optimizer._optimizer.step = lambda: None
     critic, policy = parameters(still.model.critic), parameters(still.model.policy)
     torch.manual_seed(1)
     still.learn(make_batch(still))
@@ -199,7 +243,7 @@ def test_the_policy_gradient_is_the_chain_rule_of_the_critic(kind):
     """dJ/dtheta = dQ/da da/dtheta (1509.02971, equation 6), computed by autograd in two parts."""
     agent = make_agent(kind, policy_update_period=1)
     batch = make_batch(agent)
-    agent.critic_optimizer.apply = agent.policy_optimizer.apply = lambda loss, wanted=True: (torch.zeros(()), True)
+    agent.critic_optimizer._optimizer.step = agent.policy_optimizer._optimizer.step = lambda: None
     agent.learn(batch)
     observation = batch.window.observations[0]
     action = agent.model.policy(observation)
@@ -248,13 +292,14 @@ def test_td3_moves_policy_and_targets_at_every_other_update():
     agent = make_agent("td3")
     for _ in range(2):
         policy, target = agent.online_vectors.policy.detach().clone(), agent.target_vectors.both.clone()
-        agent.learn(make_batch(agent))
+        output = agent.learn(make_batch(agent))
         assert torch.equal(policy, agent.online_vectors.policy) and torch.equal(target, agent.target_vectors.both)
+        assert "policy_lr" not in output.statistics
         output = agent.learn(make_batch(agent))
         assert not torch.equal(policy, agent.online_vectors.policy) and not torch.equal(
             target, agent.target_vectors.both
         )
-        assert "policy_loss" in output.statistics
+        assert "policy_loss" in output.statistics and float(output.statistics["policy_lr"]) == pytest.approx(1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -281,6 +326,20 @@ def test_sac_restores_a_learnt_temperature_but_not_a_fixed_one():
         second = make_agent("sac", temperature=0.7, learn_temperature=learn_temperature)
         second.load_state_dict(copy.deepcopy(first.state_dict()))
         assert second.log_temperature.exp().item() == pytest.approx(expected) and learnt != pytest.approx(0.2)
+
+
+def test_sac_begins_to_learn_the_temperature_that_is_given():
+    schedule = {"lr_schedule": "linear", "lr_schedule_updates": 100}
+    for planned in (False, True):
+        first = make_agent("sac", temperature=1.0, learn_temperature=False, **schedule)
+        for seed in range(3):
+            if planned:
+                first.prepare_updates(1)
+            first.learn(make_batch(first, seed=seed))
+        second = make_agent("sac", temperature=0.2, **schedule)
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
+        assert second.log_temperature.exp().item() == pytest.approx(0.2)
+        assert second.temperature_optimizer.next_lr == second.policy_optimizer.next_lr
 
 
 @pytest.mark.parametrize("kind", KINDS)

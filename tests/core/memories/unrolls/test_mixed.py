@@ -356,6 +356,35 @@ def test_every_mistake_in_a_list_is_reported_in_a_sentence(text, sentences):
         assert any(sentence in problem for problem in found), found
 
 
+BASE = "from core.memories.unrolls.unroll_memory import ReplayStrategy as Base\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "reason"),
+    [
+        ("absent_package", "import nothing_at_all_here", "ModuleNotFoundError: No module named 'nothing_at_all_here'"),
+        ("syntax_error", "def f(:", "SyntaxError: "),
+        ("undefined_name", "class S(Undefined): pass", "NameError: name 'Undefined' is not defined"),
+        ("no_strategy", "class S:\n    class Params: pass", "TypeError: S must be a ReplayStrategy"),
+        ("no_class", "S = 3", "TypeError: issubclass"),
+        ("plain_params", f"{BASE}class S(Base):\n    class Params: pass", "and its Params a dataclass"),
+        ("no_params", f"{BASE}class S(Base): pass", "AttributeError: "),
+        (".relative", "", "TypeError: the 'package' argument is required"),
+        (
+            "failing_params",
+            f"{BASE}from dataclasses import dataclass\nclass S(Base):\n"
+            "    @dataclass\n    class Params:\n        size: int",
+            "the settings of failing_params:S are refused: TypeError: ",
+        ),
+    ],
+)
+def test_a_strategy_of_your_own_that_fails_is_one_sentence(name, code, reason, tmp_path, monkeypatch):
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    (problem,) = problems(json.dumps([{"type": f"{name}:S", "sample_ratio": 1.0}]))
+    assert problem.startswith("memory.replay_parameters: item 1: ") and reason in problem
+
+
 @pytest.mark.parametrize("text", ["[]", f"[{QUEUE}]", "not JSON"])
 def test_a_memory_with_an_invalid_list_is_not_made(text):
     with pytest.raises(ValueError):

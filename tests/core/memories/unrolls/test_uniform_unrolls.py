@@ -8,8 +8,9 @@ from pydantic import ValidationError
 
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.uniform_unrolls import ReplayParams
+from core.trajectory.frame_compression import StorageParams
 from core.types import SampleIds
-from tests.core.tapes import CodedActor, check_coded_unrolls, coded_spec, unroll_memory
+from tests.core.tapes import CodedActor, RandomPlay, check_coded_unrolls, coded_spec, unroll_memory
 
 
 def make(kind: str, *, capacity: int = 10, batch_size: int = 8, num_actors: int = 1, **options):
@@ -127,6 +128,26 @@ def test_unrolls_overwritten_before_being_copied_leave_no_gap(monkeypatch):
     monkeypatch.setattr(memory.trajectories, "still_valid", failing)
     memory._ingest()
     assert memory.statistics()["reservoir_size"] == 2 and contents(memory) == [actor.unrolls()[1], actor.unrolls()[3]]
+
+
+def test_a_full_reservoir_does_not_prefer_compressible_unrolls():
+    params, shares_of_noise = MixedParams('[{"type": "reservoir", "capacity": 200, "sample_ratio": 1.0}]'), []
+    for seed in range(4):
+        play = RandomPlay(seed, 2, frame_shape=(16, 16), frame_stack=1, end=0.0)
+        sizes = {"batch_size": 4, "extras": play.extras, "seed": seed, "storage": StorageParams("lz4")}
+        memory = unroll_memory(MixedMemory, params, play.spec, **sizes)
+        writer, rule, noise = memory.writer(0), memory.strategies[0], play._frame
+        play._frame = lambda play=play: np.full((16, 16), play.generator.integers(1, 256), np.uint8)
+        for number in range(600):
+            if number == 300:
+                play._frame = noise
+            play.play(writer, 4)
+            memory._ingest()
+        frames = rule.store.frames
+        assert len(rule) == rule._copies.capacity < 200 and sorted(frames._blocks) == list(range(len(rule)))
+        assert frames.used == sum(len(block) for block, _ in frames._blocks.values()) <= frames._max_bytes
+        shares_of_noise.append(np.mean([len(block) > 1_000 for block, _ in frames._blocks.values()]))
+    assert np.mean(shares_of_noise) == pytest.approx(0.5, abs=0.1)  # of the later half of all unrolls
 
 
 # both -------------------------------------------------------------------------------------------------------------

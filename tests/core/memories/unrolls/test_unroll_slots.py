@@ -10,7 +10,15 @@ from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.unroll_slots import CompressedFrames, UnrollStore, slots_bytes
 from core.specs import ArraySpec
 from core.trajectory.frame_compression import CorruptedBlock, StorageParams
-from tests.core.tapes import CODED_FEATURES, CodedActor, check_coded_unrolls, coded_features, coded_spec, unroll_memory
+from tests.core.tapes import (
+    CODED_FEATURES,
+    CodedActor,
+    RandomPlay,
+    check_coded_unrolls,
+    coded_features,
+    coded_spec,
+    unroll_memory,
+)
 
 LZ4 = StorageParams("lz4")
 RULES = (
@@ -101,6 +109,20 @@ def test_a_strategy_without_room_for_copies_shrinks(kind):
     )
     drawn = {unroll for _ in range(20) for unroll in check_coded_unrolls(memory.layout, memory.sample(8).window)}
     assert max(serial for _, serial in drawn) > 400  # unrolls that came after it was full are drawn too
+
+
+@pytest.mark.parametrize("kind", ["reservoir", "elite"])
+@pytest.mark.parametrize("capacity", [1, 4])
+def test_few_compressed_slots_hold_an_incompressible_unroll(kind, capacity):
+    params = MixedParams(json.dumps([{"type": kind, "capacity": capacity, "sample_ratio": 1.0}]))
+    play = RandomPlay(0, 2, frame_shape=(16, 16))
+    sizes = {"batch_size": 4, "extras": play.extras, "storage": LZ4}
+    memory = unroll_memory(MixedMemory, params, play.spec, **sizes)
+    memory.features_of = lambda window: window.extras["features"][:-1]
+    writer = memory.writer(0)
+    for _ in range(10):
+        play.play(writer, 4)
+        assert memory.sample(4) is not None
 
 
 @pytest.mark.parametrize("packs", [True, False])
