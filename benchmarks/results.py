@@ -247,7 +247,8 @@ def games_table(part: Part, late: Mapping[str, Array]) -> str:
     """Return a Markdown table with a line for each row and the late scores of the lowest, mean and highest seed."""
 
     def span(scores: Array) -> str:
-        return f"{scores.mean():.1f} ({scores.min():.1f} .. {scores.max():.1f})" if scores.size else ""
+        seeds = f" ({scores.min():.1f} .. {scores.max():.1f})" if scores.size > 1 else ""
+        return f"{scores.mean():.1f}{seeds}" if scores.size else ""
 
     games = {row: [late.get(part.label(row, game), np.zeros(0)) for game in part.games] for row in part.rows}
     lines = [(row, *map(span, scores)) for row, scores in games.items() if any(map(len, scores))]
@@ -278,14 +279,16 @@ def _only(run: curves.Run, metric: str) -> curves.Run:
 
 
 def over_games(part: Part, late: Mapping[str, Array]) -> dict[str, list[Array]]:
-    """Return for every row of all games its scores [seeds] in each, divided by the mean of the game's best row.
+    """Return scores [seeds] in each game by row, divided by the mean of the game's best row.
+
+    Rows that lack a game, or a second seed of one, are left out: one seed has no interval.
 
     Args:
         part: The part, which has games.
         late: Late scores [seeds] by label.
     """
     games = [{row: late[label] for row in part.rows if (label := part.label(row, game)) in late} for game in part.games]
-    complete = [row for row in part.rows if all(row in game for game in games)]
+    complete = [row for row in part.rows if all(len(game.get(row, ())) > 1 for game in games)]
     best = [max(scores.mean() for scores in game.values()) for game in games]
     return {row: [game[row] / most for game, most in zip(games, best)] for row in complete}
 

@@ -53,7 +53,8 @@ def create_context(options: Options) -> tuple[Context, Agent]:
     except MemoryError as error:
         raise ConfigurationError(str(error)) from None
     except CheckpointError as error:
-        instead = f"start a new run, from this one's best model if you like: --model_file {options.model_path}"
+        best = f", from this one's best model if you like: --model_file {options.model_path}"
+        instead = f"start a new run{best if options.model_path.exists() else ''}"
         if options.resume is None:
             instead = "name another model of this row with --model_file, or in mode 2 a run of it with --timestamp"
         raise ConfigurationError(f"{error}; {instead}", BAD_CHECKPOINT) from None

@@ -17,7 +17,7 @@ from tests.rows import skip_unless_installed
 from utils import options, run_registry
 from utils.config import memory_budget, validation
 from utils.config.command_line import read_options
-from utils.config.rows import find_row
+from utils.config.rows import find_row, settings_on_file
 from utils.errors import ConfigurationError
 from utils.launch import create_context
 from utils.options import CONFIGS
@@ -499,15 +499,30 @@ def test_seconds_count_from_one_start_and_are_not_resumed(read, tmp_path, capsys
     assert read("--resume", "test_one", "--seconds", "5").seconds == 5.0 and "seconds" not in capsys.readouterr().out
 
 
-def test_a_run_that_has_made_its_steps_asks_for_more(read, capsys):
+def test_a_run_that_has_made_its_steps_asks_for_more(read, refuse, capsys):
+    """It is refused with other options: run.json would have options that the run has never learnt with."""
+    options = read("--config", "dqn-cartpole", "--machine", "test", "--timestamp", "one", "--steps", "5000")
+    options.log_folder.mkdir(parents=True)
+    run_registry.save(options, settings_on_file(find_row("dqn-cartpole")))
+    (options.checkpoint_folder / "step_000000005000").mkdir(parents=True)
+    read("--resume", "test_one")
+    asked = "test_one has made 5,000 agent steps: give a larger --steps to train it further"
+    assert asked in capsys.readouterr().out
+    for words in (["--steps", "3000"], ["--agent.gamma", "0.9"]):
+        assert asked in refuse("--resume", "test_one", *words)[0]
+    read("--resume", "test_one", "--steps", "5001", "--agent.gamma", "0.9")
+    assert "has made" not in capsys.readouterr().out
+
+
+def test_a_refused_continuation_does_not_say_with_what_it_continues(read, refuse, capsys):
     options = read("--config", "dqn-cartpole", "--machine", "test", "--timestamp", "one")
     options.log_folder.mkdir(parents=True)
     run_registry.save(options, {})
     (options.checkpoint_folder / "step_000000005000").mkdir(parents=True)
-    read("--resume", "test_one", "--steps", "5000")
-    assert "test_one has made 5,000 agent steps: give a larger --steps to train it further" in capsys.readouterr().out
-    read("--resume", "test_one", "--steps", "5001")
-    assert "has made" not in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        read("--resume", "test_one", "--agent.gamma", "0.9", "--model.dueling", "True")
+    told = capsys.readouterr()
+    assert "cannot continue" in told.err and "continues with" not in told.out
 
 
 def test_a_memory_that_does_not_fit_is_refused_with_byte_counts(refuse):

@@ -337,20 +337,24 @@ def _identity(options: Options, saved: SavedRun | None) -> dict[str, Any]:
 
 
 def _differences(options: Options, saved: SavedRun) -> list[str]:
-    """Return a problem for each difference that a continued run may not have, and print the other differences."""
+    """Return a problem for each difference that a continued run may not have. If there is none, print the others."""
     before, after = saved.options, dotted(options.to_dict())
     may_differ = set(OF_THIS_START) - {"config"}
     different = [name for name in after if name not in may_differ and name in before and before[name] != after[name]]
+    told, problems, run = list[str](), list[str](), saved.signature
     if before.get("seconds") is not None and options.seconds is None:
-        print(
-            f"{saved.signature} continues without seconds={before['seconds']!r}: seconds count from one start; give "
+        told.append(
+            f"{run} continues without seconds={before['seconds']!r}: seconds count from one start; give "
             "--seconds again to stop by time"
         )
     steps = [path for path in options.checkpoint_folder.glob("step_*") if STEP_FOLDER.fullmatch(path.name)]
     newest = max(steps, default=options.checkpoint_folder)
     made = STEP_FOLDER.fullmatch(newest.name)
     if made and options.steps is not None and int(made[1]) >= options.steps:
-        print(f"{saved.signature} has made {int(made[1]):,} agent steps: give a larger --steps to train it further")
+        done = f"{run} has made {int(made[1]):,} agent steps: give a larger --steps to train it further"
+        if different:  # else its last evaluation may be missing
+            return [f"{done}; steps={options.steps} counts the whole run"]
+        told.append(done)
     fixed = [*FIXED]
     if (newest / "memory.pt").exists():
         fixed += FIXED_WITH_REPLAY
@@ -358,13 +362,14 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
         if len({options.memory_class.ring_steps(options.memory, size or 0, 1, 1) for size in batch_sizes}) > 1:
             fixed.append("agent.batch_size")
     trained = {f"agent.{name}": f"agent.{switch}" for name, switch in options.agent_class.trained_options.items()}
-    problems, run = [], saved.signature
     for name in different:
         refusal = f"{name}={after[name]!r} cannot continue run {run}, which has {name}={before[name]!r}"
         if name in fixed or name.partition(".")[0] in fixed:
             problems.append(refusal)
         elif all(each.get(trained.get(name, "")) and each[name] for each in (before, after)):
-            print(f"{run} keeps the {name} that it has learnt: {name}={after[name]!r} is for new runs")
+            told.append(f"{run} keeps the {name} that it has learnt: {name}={after[name]!r} is for new runs")
         else:
-            print(f"{run} continues with {name}={after[name]!r} (was {before[name]!r})")
+            told.append(f"{run} continues with {name}={after[name]!r} (was {before[name]!r})")
+    for line in () if problems else told:
+        print(line)
     return problems

@@ -112,10 +112,13 @@ class ActionValueAgent(Agent):
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         self.set_training(exploration is not None and exploration.training, acting=True)
         output, state = self.values(timestep, state)
+        num_actions: int = self.spec.action.num_actions  # type: ignore[union-attr]
+        if output.shape[1] != num_actions:
+            raise ValueError(f"the model gives values of {output.shape[1]} actions, and there are {num_actions}")
         values = mask_actions_of_arrays(output.cpu().numpy(), legal := timestep.action_mask)  # [E, A]
         action = values.argmax(1)
         if exploration is not None:
-            action = epsilon_greedy(action, values.shape[1], exploration.epsilon, exploration.generator, legal)
+            action = epsilon_greedy(action, num_actions, exploration.epsilon, exploration.generator, legal)
         q_taken = np.take_along_axis(values, action[:, None], 1)[:, 0]
         return ActorOutput(action, {"q_taken": q_taken, "q_max": values.max(1)}, state)
 

@@ -155,6 +155,14 @@ def test_initial_priorities_are_td_errors_of_the_actors_values():
     assert make_agent().initial_priorities(window).tolist() == pytest.approx([abs(10 + 0.81 * 6 - 4)])
 
 
+def test_a_model_with_too_few_values_is_an_error():
+    """The missing action would never be taken."""
+    agent = DQN(DQNParams(), replace(SPEC, action=Discrete(3)), Linear)
+    step = TimeStep(np.array([[2.0], [-2.0]], np.float32), *[np.zeros(2)] * 5)
+    with pytest.raises(ValueError, match="the model gives values of 2 actions, and there are 3"):
+        agent.act(step, (), None)
+
+
 def test_environments_of_all_actors_share_one_epsilon_ladder():
     agent = make_agent(exploration="ladder")
     generator = np.random.default_rng(0)
