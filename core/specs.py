@@ -214,6 +214,11 @@ class WindowSpec:
     # cross episodes.
     stride: int = 0
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for positions outside the window."""
+        if not all(0 <= position <= self.length for position in self.observations):
+            raise ValueError(f"positions {self.observations} of observations must be 0 to {self.length}, the length")
+
     @classmethod
     def transition(cls, n_step: int) -> "WindowSpec":
         """Return the window of an n-step transition: n steps, their first observation and the one to bootstrap from."""

@@ -96,6 +96,8 @@ def _allocate(options: Options, spec: EnvSpec, agent: Agent) -> Context:
         except BaseException:
             run_registry.abandon(options)
             raise
+        if options.resume is None:
+            print(f"training run {options.signature}: {options.config}, game={options.game}, in {options.log_folder}")
     context = Context(
         options, spec, roles, memories, parameters, counters, limiter, state, logs, resume_from, initial_weights, makers
     )

@@ -16,7 +16,7 @@ from core.common.files import TEMPORARY, try_lock, write_atomically
 from core.common.settings import dotted
 from core.runtime.options import RunOptions
 from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
-from utils.factory import suggestion
+from utils.factory import did_you_mean, suggestion
 from utils.options import Options
 
 RUN_FILE = "run.json"
@@ -45,7 +45,8 @@ def find(root: str, signature: str) -> SavedRun:
     # os.path.exists, because Path.exists raises for a name that is too long
     if any(os.path.exists(models / f"{signature}{suffix}") for suffix in ("_checkpoints", ".pth")):
         return SavedRun(signature, None, {}, {})
-    hint = suggestion(signature, [run.signature for run in runs])
+    names = [run.signature for run in runs]
+    hint = did_you_mean(name for name in names if name.endswith(f"_{signature}")) or suggestion(signature, names)
     raise ConfigurationError(f"there is no run {signature} in {models.parent / 'logs'}{hint}", BAD_CHECKPOINT)
 
 

@@ -53,8 +53,8 @@ class DQN(QLearning):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        transitions, target_outputs, _ = self.precomputed(batch)
-        targets = self._targets(transitions, *target_outputs)  # [B]
+        transitions, target_outputs, _ = self.precomputed(batch)  # outputs of the target network
+        targets = self.targets(transitions, *target_outputs)  # [B]
         values = self.model(transitions.observation, ())[0]  # [B, A]
         q_taken = values.gather(1, transitions.action[:, None])[:, 0]  # [B]
         if self.params.loss == "huber":
@@ -66,7 +66,7 @@ class DQN(QLearning):
         return Loss(loss, {"q_mean": values.detach().mean(), "td_error": errors.mean()}, errors)
 
     @torch.no_grad()
-    def _targets(self, transitions: TransitionBatch, next_values: Tensor, values: Tensor | None = None) -> Tensor:
+    def targets(self, transitions: TransitionBatch, next_values: Tensor, values: Tensor | None = None) -> Tensor:
         """Compute the targets R + D V(s_n) [B], V by double_q, or Munchausen's.
 
         Args:

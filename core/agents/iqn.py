@@ -55,8 +55,8 @@ class IQN(QLearning):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        params, (transitions, target_outputs, _) = self.params, self.precomputed(batch)
-        target = self._targets(transitions, *target_outputs)  # [B, N']
+        params, (transitions, target_outputs, _) = self.params, self.precomputed(batch)  # of the target network
+        target = self.targets(transitions, *target_outputs)  # [B, N']
         fractions = self._draw_fractions(len(batch.weights), params.quantiles)
         quantiles = self.model(QuantileInputs(transitions.observation, fractions), ())[0]  # [B, A, N]
         taken = select_actions(quantiles, transitions.action)
@@ -65,7 +65,7 @@ class IQN(QLearning):
         return Loss(loss, {"q_mean": quantiles.detach().mean()}, losses.detach())
 
     @torch.no_grad()
-    def _targets(self, transitions: TransitionBatch, next_quantiles: Tensor, quantiles: Tensor | None = None) -> Tensor:
+    def targets(self, transitions: TransitionBatch, next_quantiles: Tensor, quantiles: Tensor | None = None) -> Tensor:
         """Compute R + D Z(s_n) [B, N'], Z the target's quantiles of the best action, or of Munchausen's policy.
 
         Args:

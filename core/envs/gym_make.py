@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import re
 import sys
@@ -74,6 +75,8 @@ def _make(game: str, arguments: dict[str, Any]) -> MadeEnv:
     except ModuleNotFoundError as error:
         missing = getattr(error.__cause__, "name", error.name)
         what = OLD_GYM if missing == "gym" else "pip install the package that brings it"
+        if missing and "." in missing and importlib.util.find_spec(missing.partition(".")[0]):
+            what = f"is it a file of the package {missing.partition('.')[0]}?"
         raise ImportError(f"{game}: {error}; {what}") from error
     except gym.error.NamespaceNotFound as error:
         if extra:

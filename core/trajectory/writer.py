@@ -87,8 +87,11 @@ class ChunkWriter:
         slot, fields = self._observe(before), self._fields
         fields["action"][slot] = action
         fields["reward"][slot], fields["discount"][slot] = after.reward, after.discount
-        for name in self._agent_extras:
-            fields[name][slot] = extras[name]
+        try:
+            for name in self._agent_extras:
+                fields[name][slot] = extras[name]
+        except KeyError as error:
+            raise ValueError(f"Agent.extras declares {error}, which act has not returned") from None
         if not self._filled:
             for name, tensor in zip(self._layout.state_fields, state, strict=True):
                 fields[name][slot // self._layout.chunk_length] = tensor.cpu().numpy()

@@ -98,6 +98,12 @@ def test_windows_without_observations_carry_everything_else():
     assert window.actions[0].tolist() == [play.rows[0][3].action, play.rows[1][4].action]
 
 
+@pytest.mark.parametrize("observations", [(0, 4), (-1, 3)])
+def test_observations_outside_a_window_are_refused(observations):
+    with pytest.raises(ValueError, match="must be 0 to 3"):
+        WindowSpec(3, observations)
+
+
 def test_rebuilt_stacks_equal_the_actors_on_a_real_atari_game():
     vector_env = pytest.importorskip("ale_py.vector_env")
     num_envs, steps = 2, 400

@@ -499,6 +499,12 @@ def test_seconds_count_from_one_start_and_are_not_resumed(read, tmp_path, capsys
     assert read("--resume", "test_one", "--seconds", "5").seconds == 5.0 and "seconds" not in capsys.readouterr().out
 
 
+def test_all_rows_are_listed_only_if_none_is_close(refuse):
+    (line,) = refuse("--config", "dqn-cartpol")
+    assert "did you mean dqn-cartpole" in line and "there are" not in line
+    assert "; there are 0 dqn-pong-small, 1 " in refuse("--config", "nothing-alike")[0]
+
+
 def test_a_run_that_has_made_its_steps_asks_for_more(read, refuse, capsys):
     """It is refused with other options: run.json would have options that the run has never learnt with."""
     options = read("--config", "dqn-cartpole", "--machine", "test", "--timestamp", "one", "--steps", "5000")

@@ -20,8 +20,9 @@ def options(root):
     return lambda *words: read_options(["--root", str(root), "--config", "dqn-cartpole", "--num_actors", "2", *words])
 
 
-def test_the_context_counts_every_process_of_the_run(options):
+def test_the_context_counts_every_process_of_the_run(options, capsys):
     context, _ = create_context(options())
+    assert f"training run {context.options.signature}: " in capsys.readouterr().out
     assert context.roles == (("logger", 0), ("actor", 0), ("actor", 1), ("learner", 0), ("evaluator", 0))
     assert context.memories[0].layout.total_envs == 2 * context.options.num_envs_per_actor
     assert context.options.log_folder.is_dir()

@@ -60,3 +60,9 @@ def test_a_named_timestamp_taken_meanwhile_is_refused(root):
     with pytest.raises(ConfigurationError, match="run local_one exists: continue it by --resume local_one, or choose"):
         run_registry.claim(both[1])
     assert [path.name for path in (root / "logs").iterdir()] == ["local_one"]
+
+
+def test_a_run_that_is_named_without_its_machine_is_suggested(continued, root):
+    options = continued("dqn-cartpole")
+    with pytest.raises(ConfigurationError, match=f"there is no run 1 in .*, did you mean {options.signature}"):
+        run_registry.find(str(root), "1")

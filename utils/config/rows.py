@@ -1,7 +1,9 @@
 """Options by their dotted names ("agent.learning_rate"): listed, changed, read from words and from a row of CONFIGS."""
 
+import contextlib
 import dataclasses
 import difflib
+import json
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +55,8 @@ def find_row(config: str) -> dict[str, Any]:
     if config.isdecimal() and int(config) < len(CONFIGS):
         return CONFIGS[int(config)]
     listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
-    raise ConfigurationError(f"config={config!r} is no row of CONFIGS{suggestion(config, names)}; there are {listed}")
+    hint = suggestion(config, names) or f"; there are {listed}"
+    raise ConfigurationError(f"config={config!r} is no row of CONFIGS{hint}")
 
 
 def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -> tuple[Options, list[str]]:
@@ -170,12 +173,15 @@ def changed(params: P, settings: Mapping[str, Any], prefix: str = "") -> tuple[P
 def from_words(words: Sequence[str], annotation: Any) -> Any:
     """Return the value that words of the command line mean for an option of this type.
 
-    `1e6` means a whole number too, `none` means None, and a switch without a word means True. Words that mean no value
-    of the type are returned as text, which pydantic refuses.
+    `1e6` means a whole number too, `none` means None, and a switch without a word means True. A tuple is several words
+    or one JSON list. Words that mean no value of the type are returned as text, which pydantic refuses.
     """
     allowed = kinds(annotation)
     if bool in allowed and not words:
         return True
+    if tuple in allowed and len(words) == 1 and words[0].startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            return tuple(json.loads(words[0]))
     if tuple in allowed and (len(words) != 1 or int not in allowed):
         return tuple(_number(word, whole=True) for word in words)
     if len(words) != 1:

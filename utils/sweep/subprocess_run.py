@@ -36,7 +36,8 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
         ConfigurationError: the words are wrong, or no option says when the run ends.
     """
     given, _ = command_line.split(words)
-    if reserved := [f"--{name} is not yours to give here" for name in RESERVED if name in given]:
+    hints = {"seed": ": give --seeds", "config": ": give it before --"}
+    if reserved := [f"--{name} is not yours to give here{hints.get(name, '')}" for name in RESERVED if name in given]:
         raise ConfigurationError(reserved)
     try:
         new = {"mode": 1, "resume": "none", "machine": machine, "timestamp": "new.run"}

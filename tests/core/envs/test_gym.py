@@ -352,6 +352,8 @@ def test_a_missing_package_names_the_pip_command(told):
         GymEnv(GymParams(), "Told-v0", 1)
     with pytest.raises(ImportError, match=r"no_such_package.*pip install"):
         GymEnv(GymParams(), "no_such_package:Thing-v0", 1)
+    with pytest.raises(ImportError, match=r"tests.no_such_file.*is it a file of the package tests\?"):
+        GymEnv(GymParams(), "tests.no_such_file:Thing-v0", 1)
 
 
 def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):

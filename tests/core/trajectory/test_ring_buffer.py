@@ -236,7 +236,7 @@ def test_missing_states_and_fields_are_errors_and_others_ignored():
     step = play.timestep, np.zeros(2), play.timestep
     with pytest.raises(ValueError):
         writer.append(*step, {"features": np.zeros((2, 3))}, ())
-    with pytest.raises(KeyError, match="features"):
+    with pytest.raises(ValueError, match="extras declares 'features', which act has not returned"):
         writer.append(*step, {}, (torch.zeros(2, 2),))
     writer.append(*step, {"features": np.ones((2, 3)), "value": np.ones(2)}, (torch.zeros(2, 2),))
     assert "value" not in trajectories.arrays

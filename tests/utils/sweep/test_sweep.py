@@ -163,7 +163,7 @@ def test_parallel_jobs_run_on_disjoint_cores(main, root):
         ),
         (("--name", "a/b"), WORDS, "machine='a/b'"),
         (("--seeds", "1", "-1"), WORDS, "--seeds: seed=-1 must be at least 0"),
-        ((), ("--seed", "3"), "--seed is not yours to give here"),
+        ((), ("--seed", "3"), "--seed is not yours to give here: give --seeds"),
         ((), (*WORDS, "--check"), "--check is not yours to give here"),
         ((), (*WORDS, "-h"), "--help is not yours to give here"),
         (
