@@ -195,7 +195,7 @@ def test_paths_are_relative_to_the_project_not_to_the_cwd(read, monkeypatch, tmp
 
 
 # refused words ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("config", ["999", "-1", "dqn-pnog", ""])
+@pytest.mark.parametrize("config", ["999", "-1", ""])
 def test_an_unknown_config_is_refused_with_the_valid_ones(config, refuse):
     lines = refuse(f"--config={config}")
     assert len(lines) == 1 and all(row["name"] in lines[0] for row in CONFIGS)
