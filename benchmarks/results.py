@@ -223,13 +223,12 @@ def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
     print(table, end="")
     figures.save(figures.draw_curves(panels(part, by_label), ["steps"], "mean", part.title), path, ["png"])
     if part.games:
-        relative = over_games(part, late)
-        figures.save(
-            figures.draw_summary(relative, f"{part.title}: scores relative to the best row of each game", RELATIVE),
-            path.with_name(f"{name}-summary"),
-            ["png"],
-        )
-        path.with_name(f"{name}-summary.md").write_text(f"{games_table(part, late)}\n{summary_table(relative)}")
+        summary, title = games_table(part, late), f"{part.title}: scores relative to the best row of each game"
+        if relative := over_games(part, late):
+            drawn = figures.draw_summary(relative, title, RELATIVE)
+            figures.save(drawn, path.with_name(f"{name}-summary"), ["png"])
+            summary += f"\n{summary_table(relative)}"
+        path.with_name(f"{name}-summary.md").write_text(summary)
 
 
 def table_of(by_label: Mapping[str, Sequence[curves.Run]], late: Mapping[str, Array]) -> str:

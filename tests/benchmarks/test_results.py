@@ -89,7 +89,7 @@ def test_a_part_is_trained_once_and_written(monkeypatch, tmp_path, root):
     monkeypatch.setattr("sys.argv", command)
     assert results.main() == 0
     written = {path.name for path in tmp_path.iterdir()}
-    assert {"tiny.csv", "tiny.png", "tiny-table.md", "tiny-summary.png", "tiny-summary.md"} <= written
+    assert {"tiny.csv", "tiny.png", "tiny-table.md", "tiny-summary.md"} <= written  # one seed has no interval to draw
     runs = curves.read([tmp_path / "tiny.csv"], [curves.SCORE])
     assert {run.name for run in runs} == {"CartPole-v1-dqn-seed1", "MountainCar-v0-dqn-seed1"}
     metrics = sorted(root.glob("logs/*/metrics.jsonl"))
