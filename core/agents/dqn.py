@@ -10,17 +10,14 @@
 from typing import Literal
 
 import numpy as np
-import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from core.agents.base.action_values import MunchausenParams, QLearning
+from core.agents.base.action_values import MunchausenParams, QLearning, select_actions
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
-from core.ops.actions import mask_actions
-from core.ops.returns import bootstrap_position, n_step_return, soft_bootstrap
+from core.ops.returns import bootstrap_position, n_step_return
 from core.specs import ArraySpec
-from core.types import Batch, TransitionBatch, Window
+from core.types import Batch, Window
 
 
 @frozen_dataclass
@@ -54,9 +51,10 @@ class DQN(QLearning):
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
         transitions, target_outputs, _ = self.precomputed(batch)  # outputs of the target network
-        targets = self.targets(transitions, *target_outputs)  # [B]
+        bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B], [B]
+        targets = returns + transitions.bootstrap_discounts * bootstrap
         values = self.model(transitions.observation, ())[0]  # [B, A]
-        q_taken = values.gather(1, transitions.action[:, None])[:, 0]  # [B]
+        q_taken = select_actions(values, transitions.action)
         if self.params.loss == "huber":
             losses = F.huber_loss(q_taken, targets, reduction="none")  # [B]
         else:
@@ -64,24 +62,3 @@ class DQN(QLearning):
         loss = (batch.weights.to(self.device) * losses).mean()
         errors = (targets - q_taken.detach()).abs()
         return Loss(loss, {"q_mean": values.detach().mean(), "td_error": errors.mean()}, errors)
-
-    @torch.no_grad()
-    def targets(self, transitions: TransitionBatch, next_values: Tensor, values: Tensor | None = None) -> Tensor:
-        """Compute the targets R + D V(s_n) [B], V by double_q, or Munchausen's.
-
-        Args:
-            transitions: B transitions.
-            next_values: [B, A] of the target network, for the next observations.
-            values: [B, A] of the target network, for the observations; given for Munchausen's bonus.
-        """
-        params, legal = self.params, transitions.next_legal
-        next_values = mask_actions(next_values, legal)
-        if params.munchausen_alpha:
-            bootstrap = soft_bootstrap(next_values, next_values, params.munchausen_temperature)
-        elif params.double_q:
-            chooser = mask_actions(self.model(transitions.next_observation, ())[0], legal)
-            bootstrap = next_values.gather(1, chooser.argmax(1, keepdim=True))[:, 0]
-        else:
-            bootstrap = next_values.amax(1)
-        targets = transitions.returns + transitions.bootstrap_discounts * bootstrap
-        return targets if values is None else targets + self.munchausen_bonus(values, transitions)

@@ -16,10 +16,8 @@ from core.agents.base.action_values import MunchausenParams, QLearning, select_a
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.model import Model
-from core.ops.actions import mask_actions
 from core.ops.distributional import implicit_quantile_loss
-from core.ops.returns import soft_bootstrap
-from core.types import Batch, QuantileInputs, TransitionBatch
+from core.types import Batch, QuantileInputs
 
 
 @frozen_dataclass
@@ -56,7 +54,8 @@ class IQN(QLearning):
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
         params, (transitions, target_outputs, _) = self.params, self.precomputed(batch)  # of the target network
-        target = self.targets(transitions, *target_outputs)  # [B, N']
+        bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B, N'], [B]
+        target = returns[:, None] + transitions.bootstrap_discounts[:, None] * bootstrap
         fractions = self._draw_fractions(len(batch.weights), params.quantiles)
         quantiles = self.model(QuantileInputs(transitions.observation, fractions), ())[0]  # [B, A, N]
         taken = select_actions(quantiles, transitions.action)
@@ -64,31 +63,8 @@ class IQN(QLearning):
         loss = (batch.weights.to(self.device) * losses).mean()
         return Loss(loss, {"q_mean": quantiles.detach().mean()}, losses.detach())
 
-    @torch.no_grad()
-    def targets(self, transitions: TransitionBatch, next_quantiles: Tensor, quantiles: Tensor | None = None) -> Tensor:
-        """Compute R + D Z(s_n) [B, N'], Z the target's quantiles of the best action, or of Munchausen's policy.
-
-        Args:
-            transitions: B transitions.
-            next_quantiles: [B, A, N'] of the target network, for the next observations.
-            quantiles: [B, A, N'] of the target network, for the observations; given for Munchausen's bonus.
-        """
-        params, returns = self.params, transitions.returns
-        if quantiles is not None:
-            returns = returns + self.munchausen_bonus(quantiles.mean(2), transitions)
-            values = mask_actions(next_quantiles.mean(2), transitions.next_legal)
-            bootstrap = soft_bootstrap(values, next_quantiles, params.munchausen_temperature)
-        else:
-            chooser = self._quantiles(self.model, transitions.next_observation) if params.double_q else next_quantiles
-            best = mask_actions(chooser.mean(2), transitions.next_legal).argmax(1)
-            bootstrap = select_actions(next_quantiles, best)
-        return returns[:, None] + transitions.bootstrap_discounts[:, None] * bootstrap
-
-    def target_output(self, observation: Tensor) -> Tensor:
-        return self._quantiles(self.target, observation)
-
-    def _quantiles(self, model: Model, observation: Tensor) -> Tensor:
-        """Return quantiles [B, A, N'] at drawn fractions."""
+    def output_of(self, model: Model, observation: Tensor) -> Tensor:
+        """Compute a network's quantiles [B, A, N'] at drawn fractions."""
         fractions = self._draw_fractions(len(observation), self.params.target_quantiles)
         output: Tensor = model(QuantileInputs(observation, fractions), ())[0]
         return output

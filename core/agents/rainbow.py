@@ -11,17 +11,14 @@
 
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from core.agents.base.action_values import MunchausenParams, QLearning, select_actions
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
-from core.ops.actions import mask_actions
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
-from core.ops.returns import soft_bootstrap
-from core.types import Batch, TransitionBatch
+from core.types import Batch
 
 
 class Categorical:
@@ -118,30 +115,10 @@ class Rainbow(QLearning):
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
         transitions, target_outputs, _ = self.precomputed(batch)
-        bootstrap, returns = self._bootstrap(transitions, *target_outputs)  # [B, N], [B]
+        bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B, N], [B]
         output = self.model(transitions.observation, ())[0]  # [B, A, N]
         taken = select_actions(output, transitions.action)
         losses = self._distribution.losses(taken, bootstrap, returns, transitions.bootstrap_discounts)  # [B]
         loss = (batch.weights.to(self.device) * losses).mean()
-        q_mean = self._distribution.mean(output.detach()).mean()
+        q_mean = self.expected(output.detach()).mean()
         return Loss(loss, {"q_mean": q_mean}, losses.detach().clamp(min=0))  # rounding may take a KL below 0
-
-    @torch.no_grad()
-    def _bootstrap(
-        self, transitions: TransitionBatch, next_output: Tensor, output: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the target network's distribution [B, N] of the best next action, or Munchausen's; and returns [B].
-
-        Args:
-            transitions: B transitions.
-            next_output: [B, A, N] of the target network, for the next observations.
-            output: [B, A, N] of the target network, for the observations; given for Munchausen's bonus.
-        """
-        params, mean = self.params, self._distribution.mean
-        if output is not None:
-            values = mask_actions(mean(next_output), transitions.next_legal)
-            returns = transitions.returns + self.munchausen_bonus(mean(output), transitions)
-            return soft_bootstrap(values, next_output, params.munchausen_temperature), returns
-        chooser = mean(self.model(transitions.next_observation, ())[0] if params.double_q else next_output)
-        best = mask_actions(chooser, transitions.next_legal).argmax(1)
-        return select_actions(next_output, best), transitions.returns

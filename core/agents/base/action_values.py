@@ -17,9 +17,9 @@ from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater, UpdateCounter
-from core.model import disable_host_sync, draw_noise_per_row
+from core.model import Model, disable_host_sync, draw_noise_per_row
 from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions, mask_actions_of_arrays
-from core.ops.returns import bootstrap_position, munchausen_bonus, n_step_return
+from core.ops.returns import bootstrap_position, munchausen_bonus, n_step_return, soft_bootstrap
 from core.specs import Discrete, WindowKind, WindowSpec
 from core.types import ACTION_MASK, Batch, State, TimeStep, TransitionBatch, Window, slice_batch
 
@@ -234,12 +234,36 @@ class QLearning(ActionValueAgent):
         observations = [inputs.next_observation]
         if getattr(self.params, "munchausen_alpha", 0.0):
             observations.append(inputs.observation)
-        return tuple(self.target_output(observation) for observation in observations)
+        return tuple(self.output_of(self.target, observation) for observation in observations)
 
-    def target_output(self, observation: Tensor) -> Tensor:
-        """Compute the target network's output [B, ...]."""
-        output: Tensor = self.target(observation, ())[0]
+    def output_of(self, model: Model, observation: Tensor) -> Tensor:
+        """Compute a network's output [B, A, ...]."""
+        output: Tensor = model(observation, ())[0]
         return output
+
+    @torch.no_grad()
+    def bootstrap(
+        self, transitions: TransitionBatch, next_output: Tensor, output: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute what the returns bootstrap from, and the returns.
+
+        Args:
+            transitions: B transitions.
+            next_output: [B, A, ...] of the target network, for the next observations.
+            output: [B, A, ...] of the target network, for the observations; given for Munchausen's bonus.
+
+        Returns:
+            The target network's output [B, ...] of the best next action, or Munchausen's mixture; and R [B], to which
+            Munchausen's bonus is added.
+        """
+        params, legal, returns = self.params, transitions.next_legal, transitions.returns
+        if output is not None:
+            values = mask_actions(self.expected(next_output), legal)
+            returns = returns + self.munchausen_bonus(self.expected(output), transitions)
+            return soft_bootstrap(values, next_output, params.munchausen_temperature), returns
+        chooser = self.output_of(self.model, transitions.next_observation) if params.double_q else next_output
+        best = mask_actions(self.expected(chooser), legal).argmax(1)
+        return select_actions(next_output, best), returns
 
     def learning_inputs(self, window: Window) -> Any:
         """Return what windows hold for an update, on the agent's device: n-step transitions, preprocessed."""
@@ -294,5 +318,6 @@ class QLearning(ActionValueAgent):
 
 
 def select_actions(output: Tensor, actions: Tensor) -> Tensor:
-    """Return the outputs [B, N] of actions [B] among outputs [B, A, N]."""
-    return output.gather(1, actions[:, None, None].expand(-1, 1, output.shape[2]))[:, 0]
+    """Return the outputs [B, ...] of actions [B] among outputs [B, A, ...]."""
+    index = actions.view(-1, *[1] * (output.dim() - 1)).expand(-1, 1, *output.shape[2:])
+    return output.gather(1, index)[:, 0]
