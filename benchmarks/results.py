@@ -163,13 +163,17 @@ def runs_of(name: str, options: argparse.Namespace) -> list[ChildRun]:
     """Return the runs of a part, one per row, game and seed.
 
     Raises:
-        ConfigurationError: a row is not of the part, or does not fit its game or options, or a seed is wrong.
+        ConfigurationError: a row or game is not of the part, a row does not fit its game or options, or a seed is
+            wrong.
     """
     part, folder, runs = PARTS[name], Path(options.root) / "logs" / name, list[ChildRun]()
     if others := [row for row in options.rows or () if row not in part.rows]:
         raise ConfigurationError(f"--rows {' '.join(others)}: {name} has the rows {', '.join(part.rows)}")
+    if others := [game for game in options.games or () if game not in part.games]:
+        games = f"the games {', '.join(part.games)}" if part.games else "no choice of games"
+        raise ConfigurationError(f"--games {' '.join(others)}: {name} has {games}")
     for row in options.rows or part.rows:
-        for game in part.games or ("",):
+        for game in options.games or part.games or ("",):
             words = [*part.words, *(("--game", game) if game else ())]
             template = options_of(f"{row}{part.ending}", words, name, options.root)
             label = part.label(row, game)
@@ -301,6 +305,7 @@ def main() -> int:
         "--redraw", action="store_true", help="write tables and figures from the data, and train nothing"
     )
     parser.add_argument("--rows", nargs="+", help="only these rows of a part")
+    parser.add_argument("--games", nargs="+", help="only these games of a part")
     parser.add_argument("--seeds", type=int, nargs="+", help="these seeds in place of the part's")
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
     parser.add_argument("--output", type=Path, default=RESULTS)

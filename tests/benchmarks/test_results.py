@@ -127,9 +127,34 @@ def test_an_evaluation_at_the_beginning_of_the_late_share_counts(monkeypatch, tm
     assert {run.name for run in curves.read([tmp_path / "tiny.csv"], [curves.SCORE])} == {"dqn-seed1", "former-seed1"}
 
 
-def test_rows_of_other_parts_are_refused(monkeypatch, capsys, root):
-    monkeypatch.setattr("sys.argv", ["results", "memory", "--rows", "r2d2-recall", "dqn-pong", "--root", str(root)])
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("memory --rows r2d2-recall dqn-pong", "--rows dqn-pong: memory has the rows r2d2-recall, impala-lstm-recall"),
+        ("minatar --games breakout pong", "--games pong: minatar has the games asterix, breakout, freeway"),
+        ("memory --games pong", "--games pong: memory has no choice of games"),
+    ],
+)
+def test_rows_and_games_of_other_parts_are_refused(words, sentence, monkeypatch, capsys, root):
+    monkeypatch.setattr("sys.argv", ["results", *words.split(), "--root", str(root)])
     with pytest.raises(SystemExit) as ended:
         results.main()
     assert ended.value.code == 2 and not list(root.iterdir())
-    assert "--rows dqn-pong: memory has the rows r2d2-recall, impala-lstm-recall" in capsys.readouterr().err
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_choice_of_games_is_trained(monkeypatch, root):
+    trained = list[str]()
+
+    class Runner:
+        def __init__(self, runs, jobs):
+            trained.extend(run.row for run in runs)
+
+        def run(self):
+            return 0
+
+    monkeypatch.setattr(results, "Runner", Runner)
+    words = ["minatar", "--rows", "dqn", "--games", "freeway", "--seeds", "1", "2", "--root", str(root)]
+    monkeypatch.setattr("sys.argv", ["results", *words])
+    results.main()
+    assert trained == ["freeway-dqn", "freeway-dqn"]
