@@ -87,11 +87,13 @@ class ChunkWriter:
         slot, fields = self._observe(before), self._fields
         fields["action"][slot] = action
         fields["reward"][slot], fields["discount"][slot] = after.reward, after.discount
-        try:
-            for name in self._agent_extras:
-                fields[name][slot] = extras[name]
-        except KeyError as error:
-            raise ValueError(f"Agent.extras declares {error}, which act has not returned") from None
+        for name in self._agent_extras:
+            if (value := extras.get(name)) is None:
+                raise ValueError(f"Agent.extras declares {name!r}, which act has not returned")
+            if value.shape != fields[name].shape[1:]:
+                shapes = f"{[*value.shape]}, not {[*fields[name].shape[1:]]}"
+                raise ValueError(f"act has returned {name!r} of the shape {shapes} as Agent.extras declares it")
+            fields[name][slot] = value
         if not self._filled:
             for name, tensor in zip(self._layout.state_fields, state, strict=True):
                 fields[name][slot // self._layout.chunk_length] = tensor.cpu().numpy()

@@ -4,6 +4,7 @@ Nothing is trained, and no file is written.
 """
 
 import dataclasses
+import io
 import re
 import time
 import traceback
@@ -14,16 +15,19 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from gymnasium.utils.env_checker import check_env
 from rich.console import Console
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
 from core.acting.validated_env import play_randomly, random_actions
-from core.agent import Agent
+from core.agent import Agent, LearnerOutput
+from core.checkpoint.run_checkpoint import storable
 from core.common.foreign_code import foreign_code, text_of
 from core.common.system import available_bytes
 from core.env import Env
+from core.memory import Memory
 from core.metrics.progress import count, duration
 from core.model import Model
 from core.models.layers.torsos import PictureAndVectorTorso
@@ -185,13 +189,14 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     """Measure acting and learning and return the estimate.
 
     Raises:
-        ValueError: no update changed any parameter, with which a run would end.
+        ValueError: no update changed any parameter, with which a run would end; or the memory cannot use the updates'
+            priorities, or a checkpoint cannot restore the agent.
     """
     played = options
     if (num_envs := pace.num_envs(options)) != options.num_envs_per_actor:
         actor = dataclasses.replace(options.actor, num_env_splits=1)
         played = dataclasses.replace(options, num_envs_per_actor=num_envs, actor=actor)
-    costs = throughput.measure(played, agent.spec, seconds)
+    costs = throughput.measure(played, agent.spec, seconds, partial(_test_learner, played))
     if not costs.sound:
         raise ValueError("the loss of the first updates was not finite, so they changed nothing")
     rate = throughput.steps_per_second(options, costs, agent.samples_per_window)
@@ -204,6 +209,47 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
         f"{_budget(options, costs, rate, agent)}"
     )
     return text, []
+
+
+def _test_learner(options: Options, agent: Agent, output: LearnerOutput) -> None:
+    """Raise ValueError if the memory cannot use an update's priorities, or a checkpoint cannot restore the agent."""
+    if options.memory_class.update_priorities is not Memory.update_priorities and not output.skipped:
+        shape = None if output.priorities is None else [*output.priorities.shape]
+        if shape != [options.batch_size]:
+            found = "none" if shape is None else f"some of shape {shape}"
+            raise ValueError(
+                f"memory_type={options.memory_type} needs priorities [{options.batch_size}] of an update, and "
+                f"{options.agent_type} returned {found}"
+            )
+    resumed = options.make_agent(agent.spec, str(agent.device), options.learner.precision)
+    resumed.init_learner()
+    stored = _stored_state(agent)
+    try:
+        resumed.load_state_dict(stored)
+    except Exception as error:
+        raise ValueError(f"{options.agent_type} cannot be restored from its checkpoint: {text_of(error)}") from error
+    if name := _difference(stored, _stored_state(resumed), "agent"):
+        raise ValueError(f"{options.agent_type} is not the same after it is restored from its checkpoint: {name}")
+
+
+def _stored_state(agent: Agent) -> Any:
+    """Return the agent's state as it is read from a checkpoint."""
+    file = io.BytesIO()
+    torch.save(storable(agent.state_dict(), "agent"), file)
+    file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _difference(first: Any, second: Any, name: str) -> str | None:
+    """Return where two states differ, None if nowhere."""
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        parts = [(first[key], second[key], f"{name}.{key}") for key in first]
+    elif isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
+        parts = [(*pair, f"{name}[{index}]") for index, pair in enumerate(zip(first, second))]
+    else:
+        tensors = isinstance(first, Tensor) and isinstance(second, Tensor)
+        return None if (torch.equal(first, second) if tensors else first == second) else name
+    return next(filter(None, (_difference(*part) for part in parts)), None)
 
 
 def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: Agent) -> str:

@@ -49,8 +49,17 @@ class StepCosts(NamedTuple):
     threads: int  # Threads of torch in an update.
 
 
-def measure(options: Options, spec: EnvSpec, seconds: float) -> StepCosts:
-    """Act for `seconds`, and longer until there is a whole window, then learn from that window for `seconds`."""
+def measure(
+    options: Options, spec: EnvSpec, seconds: float, inspect: Callable[[Agent, LearnerOutput], None] | None = None
+) -> StepCosts:
+    """Act for `seconds`, and longer until there is a whole window, then learn from that window for `seconds`.
+
+    Args:
+        options: Options of the run.
+        spec: Its environment.
+        seconds: Duration of acting, and of the updates.
+        inspect: Is called with the agent that has learnt and what its last update returned.
+    """
     batches: list[Batch] = []
 
     def has_window(trajectories: Trajectories, agent: Agent) -> bool:
@@ -63,7 +72,9 @@ def measure(options: Options, spec: EnvSpec, seconds: float) -> StepCosts:
         act = _acting(options, spec, seconds, has_window)
     with _threads(threads):
         agent = options.make_agent(spec, options.device, options.learner.precision)
-        update, sound = _updating(agent, batches[0], seconds)
+        update, sound, output = _updating(agent, batches[0], seconds)
+    if inspect is not None:
+        inspect(agent, output)
     return StepCosts(act, update, sound, len(os.sched_getaffinity(0)), threads)
 
 
@@ -195,8 +206,8 @@ def _batch(trajectories: Trajectories, agent: Agent, batch_size: int) -> Batch:
     return Batch(window, keys, torch.ones(batch_size), torch.arange(batch_size) % 2 == 0)
 
 
-def _updating(agent: Agent, batch: Batch, seconds: float) -> tuple[float, bool]:
-    """Return the seconds per update, and True if any update changed parameters.
+def _updating(agent: Agent, batch: Batch, seconds: float) -> tuple[float, bool, LearnerOutput]:
+    """Return the seconds per update, True if any update changed parameters, and what the last one returned.
 
     The first update is not counted, unless it takes `seconds` or longer.
     """
@@ -209,10 +220,10 @@ def _updating(agent: Agent, batch: Batch, seconds: float) -> tuple[float, bool]:
         if not updates:
             _wait_for(output)
             if 0 < seconds < time.perf_counter() - started:
-                return time.perf_counter() - started, sound
+                return time.perf_counter() - started, sound, output
             started = time.perf_counter()
     _wait_for(output)
-    return (time.perf_counter() - started) / updates, sound
+    return (time.perf_counter() - started) / updates, sound, output
 
 
 def _wait_for(output: LearnerOutput) -> None:

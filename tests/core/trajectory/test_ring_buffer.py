@@ -238,6 +238,8 @@ def test_missing_states_and_fields_are_errors_and_others_ignored():
         writer.append(*step, {"features": np.zeros((2, 3))}, ())
     with pytest.raises(ValueError, match="extras declares 'features', which act has not returned"):
         writer.append(*step, {}, (torch.zeros(2, 2),))
+    with pytest.raises(ValueError, match=r"'features' of the shape \[2, 1\], not \[2, 3\] as Agent.extras declares"):
+        writer.append(*step, {"features": np.zeros((2, 1))}, (torch.zeros(2, 2),))
     writer.append(*step, {"features": np.ones((2, 3)), "value": np.ones(2)}, (torch.zeros(2, 2),))
     assert "value" not in trajectories.arrays
 

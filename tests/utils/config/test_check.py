@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from core.agents.dqn import DQN
+from core.agents.rainbow import Rainbow
 from core.common.shared_arrays import SharedArrays
 from core.envs.catch import CatchEnv
 from core.memory import Memory
@@ -375,6 +377,42 @@ def test_an_update_that_changes_nothing_is_unsound(options):
     chosen = options("--config", "impala-cartpole", "--agent.lr_schedule_updates", "9", *SMALL)
     object.__setattr__(chosen.agent, "baseline_cost", 9e299)  # far beyond its bounds
     assert not throughput.measure(chosen, validation.environment_spec(chosen), 0).sound
+
+
+def test_an_agent_that_a_checkpoint_does_not_restore_is_a_problem(options, monkeypatch):
+    chosen = options("--config", "dqn-cartpole", *SMALL)
+    parts = DQN.checkpoint_parts
+    monkeypatch.setattr(DQN, "checkpoint_parts", lambda self: {**parts(self), "target": Forgetful(self.target)})
+    with pytest.raises(ConfigurationError, match=r"after it is restored from its checkpoint: agent\.target"):
+        check(chosen, seconds=0)
+    monkeypatch.setattr(DQN, "state_dict", lambda self: {"largest": np.float32(1)})
+    with pytest.raises(ConfigurationError, match=r"agent\.largest is a float32: only tensors and plain values"):
+        check(chosen, seconds=0)
+    monkeypatch.setattr(DQN, "state_dict", lambda self: {})
+    with pytest.raises(ConfigurationError, match=r"dqn cannot be restored from its checkpoint: .*model"):
+        check(chosen, seconds=0)
+
+
+class Forgetful:
+    """A network whose stored weights are not loaded."""
+
+    def __init__(self, network):
+        self.state_dict, self.load_state_dict = network.state_dict, lambda state: None
+
+
+@pytest.mark.parametrize(
+    ("priorities", "found"), [(lambda given: None, "none"), (lambda given: given[:, None], "some")]
+)
+def test_an_agent_without_the_priorities_that_its_memory_needs_is_a_problem(priorities, found, options, monkeypatch):
+    learn = Rainbow.learn
+
+    def changed(self, batch):
+        output = learn(self, batch)
+        return output._replace(priorities=priorities(output.priorities))
+
+    monkeypatch.setattr(Rainbow, "learn", changed)
+    with pytest.raises(ConfigurationError, match=rf"prioritized needs priorities \[4\] of an update.*{found}"):
+        check(options("--config", "rainbow-cartpole", *SMALL), seconds=0)
 
 
 @pytest.mark.parametrize(
