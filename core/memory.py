@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from core.common.settings import frozen_dataclass
+from core.common.tree import tree_map
 from core.specs import WindowKind, WindowSpec
 from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
@@ -38,11 +39,10 @@ def batch_state(batch: Batch) -> dict[str, Any]:
 
 def batch_of(state: dict[str, Any]) -> Batch:
     """Return the batch of a `batch_state`, as copies."""
-    window = Window._make([*state["window"], state["extras"], tuple(state["states"])]).map(Tensor.clone)
+    stored = Window._make([*state["window"], state["extras"], tuple(state["states"])])
+    window, weights, fresh = tree_map(Tensor.clone, (stored, state["weights"], state["fresh"]))
     keys = SampleIds(*(column.numpy().copy() for column in state["keys"]))
-    fresh = state["fresh"]
-    weights, on_policy = state["weights"].clone(), state.get("on_policy", False)
-    return Batch(window, keys, weights, None if fresh is None else fresh.clone(), on_policy)
+    return Batch(window, keys, weights, fresh, state.get("on_policy", False))
 
 
 class Memory(ABC):

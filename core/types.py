@@ -1,11 +1,12 @@
 """Data that crosses rooms: time steps, windows, batches, and the inputs and outputs of networks."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from core.common.tree import tree_map
 
 State = tuple[Tensor, ...]  # recurrent state, each [B, ...]; empty for feed-forward models
 
@@ -51,12 +52,8 @@ class Window(NamedTuple):
 
     def to(self, device: torch.device) -> "Window":
         """Return the window with every tensor on the device."""
-        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Window":
-        """Apply a function to every tensor of the window."""
-        extras = {name: function(tensor) for name, tensor in self.extras.items()}
-        return Window._make([*map(function, self[:6]), extras, tuple(map(function, self.states))])
+        window: Window = tree_map(lambda tensor: tensor.to(device, non_blocking=True), self)
+        return window
 
 
 class SampleIds(NamedTuple):
@@ -79,12 +76,6 @@ class Batch(NamedTuple):
     fresh: Tensor | None = None  # [B] bool, sampled for the first time; None if the memory does not keep count
     on_policy: bool = False  # all actions were chosen with the parameters that the learner has now
     precomputed: Any = None  # what `Agent.precompute` made of this batch
-
-
-def batch_tensors(batch: Batch) -> list[Tensor]:
-    """Return every tensor of a batch, in the same order for all batches of one agent."""
-    window, fresh = batch.window, [] if batch.fresh is None else [batch.fresh]
-    return [*window[:6], *window.extras.values(), *window.states, batch.weights, *fresh]
 
 
 def slice_batch(batch: Batch, part: slice | None) -> Batch:

@@ -19,7 +19,7 @@ from core.agents.base.actor_critic import ActorCriticAgentParams, SumLossAgent
 from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_mean
 from core.learning.gradients import Loss
-from core.learning.optimizer import OptimizerName, TargetUpdater, UpdateCounter
+from core.learning.optimizer import OptimizerName, TargetUpdater
 from core.model import disable_host_sync
 from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss
 from core.ops.vtrace import vtrace
@@ -67,14 +67,14 @@ class Impact(SumLossAgent):
         super().init_learner()
         self.target = self._make_target()
         self._kl_coefficient = torch.tensor(self.params.kl_coefficient, device=self.device)
-        self._updates, self._update_target = UpdateCounter(), TargetUpdater(self.params.target_update_period)
+        self._update_target = TargetUpdater(self.params.target_update_period)
 
     def learn(self, batch: Batch) -> LearnerOutput:
         statistics, sums, applied = self.minimise(batch)
         steps = sums["steps"].clamp(min=1)
         statistics["target_kl"], statistics["kl_coefficient"] = sums["target_kl"] / steps, self._kl_coefficient.clone()
         statistics["target_abs_log_ratio"] = sums["target_abs_log_ratio"] / batch.window.rewards[:-1].numel()
-        copied = self._update_target(self.target, self.model, self._updates.next(), applied)
+        copied = self._update_target(self.target, self.model, self._optimizer.steps_begun, applied)
         if self.params.kl_coefficient and copied is not False:
             self._adapt_kl_coefficient(sums["target_kl"], steps, copied & applied)
         return make_learner_output(statistics, None, applied)
@@ -127,12 +127,11 @@ class Impact(SumLossAgent):
     def prepare_updates(self, count: int) -> None:
         super().prepare_updates(count)
         disable_host_sync(self.target)
-        self._update_target.plan(self._updates.made + 1, count, self.device)
-        self._updates.plan(count)
+        self._update_target.plan(self._optimizer.steps_begun + 1, count, self.device)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def checkpoint_parts(self) -> dict[str, Any]:
-        return {**super().checkpoint_parts(), "target": self.target, "updates": self._updates}
+        return {**super().checkpoint_parts(), "target": self.target}
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "kl_coefficient": float(self._kl_coefficient)}

@@ -9,7 +9,7 @@
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -19,45 +19,6 @@ from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss, quantile_huber_loss
 from core.types import Batch
-
-
-class Categorical:
-    """A model's N numbers as logits of N atoms, evenly from v_min to v_max."""
-
-    def __init__(self, params: "RainbowParams"):
-        self._v_min, self._v_max = params.v_min, params.v_max
-
-    def mean(self, output: Tensor) -> Tensor:
-        """Return the action values [...] of model outputs [..., N]."""
-        return categorical_mean(output, self._v_min, self._v_max)
-
-    def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, discounts: Tensor) -> Tensor:
-        """Compute the losses [B] of outputs against the distribution of R + D Z.
-
-        Args:
-            output: [B, N] model outputs of the actions taken.
-            bootstrap: [B, N] target network's outputs that stand for Z.
-            returns: [B] R of n_step_return.
-            discounts: [B] D of n_step_return.
-        """
-        target = categorical_projection(bootstrap.softmax(1), returns, discounts, self._v_min, self._v_max)
-        return kl_loss(output, target)
-
-
-class Quantile:
-    """A model's N numbers as values of N quantiles at the fractions 1 / 2 N, 3 / 2 N and so on.
-
-    The methods have the arguments of Categorical's.
-    """
-
-    def __init__(self, params: "RainbowParams"):
-        self._kappa = params.kappa
-
-    def mean(self, output: Tensor) -> Tensor:
-        return output.mean(-1)
-
-    def losses(self, output: Tensor, bootstrap: Tensor, returns: Tensor, discounts: Tensor) -> Tensor:
-        return quantile_huber_loss(output, returns[:, None] + discounts[:, None] * bootstrap, self._kappa)
 
 
 @frozen_dataclass
@@ -89,11 +50,6 @@ class Rainbow(QLearning):
     required_output = "distribution"
     supports_cuda_graphs = True
 
-    def __init__(self, params: RainbowParams, *args: Any):
-        super().__init__(params, *args)
-        is_categorical = params.distribution == "categorical"
-        self._distribution = Categorical(params) if is_categorical else Quantile(params)
-
     @classmethod
     def problems(cls, params: RainbowParams) -> list[str]:
         if params.distribution != "categorical":
@@ -110,15 +66,24 @@ class Rainbow(QLearning):
 
     # acting -----------------------------------------------------------------------------------------------------------
     def expected(self, output: Tensor) -> Tensor:
-        return self._distribution.mean(output)  # of [E, A, N]
+        params = self.params  # the output [E, A, N] is N values of quantiles, or logits of N atoms
+        if params.distribution == "quantile":
+            return output.mean(-1)
+        return categorical_mean(output, params.v_min, params.v_max)
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        transitions, target_outputs, _ = self.precomputed(batch)
+        params, (transitions, target_outputs, _) = self.params, self.precomputed(batch)
         bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B, N], [B]
+        discounts = transitions.bootstrap_discounts
         output = self.model(transitions.observation, ())[0]  # [B, A, N]
         taken = select_actions(output, transitions.action)
-        losses = self._distribution.losses(taken, bootstrap, returns, transitions.bootstrap_discounts)  # [B]
+        if params.distribution == "quantile":
+            target = returns[:, None] + discounts[:, None] * bootstrap
+            losses = quantile_huber_loss(taken, target, params.kappa)  # [B]
+        else:
+            target = categorical_projection(bootstrap.softmax(1), returns, discounts, params.v_min, params.v_max)
+            losses = kl_loss(taken, target)
         loss = (batch.weights.to(self.device) * losses).mean()
         q_mean = self.expected(output.detach()).mean()
         return Loss(loss, {"q_mean": q_mean}, losses.detach().clamp(min=0))  # rounding may take a KL below 0

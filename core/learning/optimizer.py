@@ -130,6 +130,8 @@ class Optimizer:
         ValueError: the schedule has no lr_schedule_updates, and "step" or a missing `run_progress` needs them.
     """
 
+    # Steps that were taken or skipped. Of planned ones those that python makes, as it does once in a captured graph.
+    steps_begun = 0
     _planned: ScheduledTensor | None = None  # learning rates of the planned steps
     _last_lr: float | Tensor  # of the last step; of a planned one on the device
 
@@ -147,7 +149,7 @@ class Optimizer:
         needs_updates = params.lr_schedule == "step" or (params.lr_schedule != "constant" and run_progress is None)
         if needs_updates and params.lr_schedule_updates is None:
             raise ValueError(f"lr_schedule={params.lr_schedule} needs lr_schedule_updates")
-        self._steps = 0
+        self._steps = 0  # taken, skipped and planned ones
         self._optimizer: torch.optim.Optimizer
         settings = {"lr": params.learning_rate, "eps": params.optimizer_eps, "weight_decay": params.weight_decay}
         match params.optimizer:
@@ -198,7 +200,7 @@ class Optimizer:
                 if "step" in state:  # A restored optimiser may count its steps on the CPU.
                     state["step"] = state["step"].to(parameter.device)
         self._planned.plan(self._steps, count)
-        self._steps += count
+        self.steps_begun, self._steps = self._steps, self._steps + count
 
     def minimise(
         self, total: int, loss_of: Callable[[slice | None], Loss], apply_if: Any = True
@@ -230,6 +232,7 @@ class Optimizer:
     def skip(self, count: int) -> None:
         """Count steps that are not taken. Planned steps are skipped by `apply_if`."""
         self._steps += count
+        self.steps_begun += count
 
     def gradient_of(self, total: int, differentiate: Differentiate) -> Loss:
         """Set the gradients to those of a batch of `total` windows, computed by `differentiate`.
@@ -260,6 +263,7 @@ class Optimizer:
             The gradient's norm before clipping, and whether the step was applied; a tensor if the step was planned.
         """
         loss = loss.detach()
+        self.steps_begun += 1
         if group := group_of_several():
             loss = self._exchange.finish(group, loss, 1 if self._sums else group.size)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
@@ -323,39 +327,14 @@ class Optimizer:
         for group in self._optimizer.param_groups:
             group.update(self._optimizer.defaults)
         steps_per_update = self._steps_per_update / self._period
-        # Older checkpoints do not tell it.
-        self._steps = round(state["updates"] * steps_per_update / state.get("steps_per_update", steps_per_update))
+        stored = state.get("steps_per_update", steps_per_update)  # older checkpoints do not tell it
+        self._steps = self.steps_begun = round(state["updates"] * steps_per_update / stored)
 
 
 def _norm_of(gradients: list[Tensor]) -> Tensor:
     """Return the norm of the whole gradient, as `clip_grad_norm_` of torch does, which sorts the gradients first."""
     norms = torch._foreach_norm(gradients)
     return torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
-
-
-class UpdateCounter:
-    """Count the updates of an agent.
-
-    Planned updates count when they are planned, because graph launches run no python.
-    """
-
-    def __init__(self) -> None:
-        self.made = self._begun = 0
-
-    def state_dict(self) -> int:
-        return self.made
-
-    def load_state_dict(self, made: int) -> None:
-        self.made = self._begun = made
-
-    def plan(self, count: int) -> None:
-        self._begun, self.made = self.made, self.made + count
-
-    def next(self) -> int:
-        """Return the number, from 1, of the update that begins."""
-        self._begun += 1
-        self.made = max(self.made, self._begun)
-        return self._begun
 
 
 class TargetUpdater:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from core.agent import Agent, LearnerOutput
+from core.common.tree import tree_leaves, tree_map
 from core.device.recorded_work import CudaGraphCallable
 from core.device.torch_runtime import upload_all
 from core.learning.gradients import MicroBatcher, use_microbatches
 from core.memory import DeviceMemory
-from core.types import Batch, batch_tensors
+from core.types import Batch
 
 
 class MetricAccumulator:
@@ -151,15 +152,13 @@ class StagedBatches:
 
     def load(self, batch: Batch) -> None:
         """Copy a batch to the device. This is not captured."""
+        loaded = batch.window, batch.weights, batch.fresh
         if self._batch is None:
-
-            def empty(tensor: Tensor) -> Tensor:
-                return torch.empty_like(tensor, device=self.device)
-
-            fresh = None if batch.fresh is None else empty(batch.fresh)
-            self._batch = Batch(batch.window.map(empty), batch.keys, empty(batch.weights), fresh, batch.on_policy)
-            self._static = batch_tensors(self._batch)
-        tensors = batch_tensors(batch)
+            static_batch = tree_map(lambda tensor: torch.empty_like(tensor, device=self.device), loaded)
+            window, weights, fresh = static_batch
+            self._batch = Batch(window, batch.keys, weights, fresh, batch.on_policy)
+            self._static = tree_leaves(static_batch)
+        tensors = tree_leaves(loaded)
         for tensor, static in zip(tensors, self._static, strict=True):
             if tensor.shape != static.shape:
                 raise ValueError(

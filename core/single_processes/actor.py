@@ -6,7 +6,7 @@ another. This is the double-buffered sampling of Sample Factory (Petrenko et al.
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from core.acting.graphed_inference import with_graphed_forward
 from core.agent import ActorOutput, Agent, Exploration
+from core.common.tree import tree_map
 from core.env import Env
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
@@ -176,7 +177,7 @@ class DoubleBufferedEnvs:
         for split in self._splits:
             steps.append(split.receive_steps())
             split.send_actions()
-        step: EnvStep = _concatenated(steps)
+        step: EnvStep = tree_map(_concatenated, *steps)
         return step
 
     def close(self) -> None:
@@ -200,17 +201,9 @@ def _stored_copy(timestep: TimeStep, is_stacked: bool) -> TimeStep:
     )
 
 
-def _concatenated(parts: Sequence[Any]) -> Any:
-    """Concatenate arrays or tensors, or tuples and dictionaries of them, along the environments. None stays None."""
-    first = parts[0]
-    if isinstance(first, tuple):
-        fields = [_concatenated(field) for field in zip(*parts)]
-        return first._make(fields) if hasattr(first, "_make") else tuple(fields)
-    if isinstance(first, dict):
-        return {name: _concatenated([part[name] for part in parts]) for name in first}
-    if first is None:
-        return None
-    return torch.cat(list(parts)) if isinstance(first, Tensor) else np.concatenate(parts)
+def _concatenated(*parts: Any) -> Any:
+    """Concatenate arrays or tensors along the environments."""
+    return torch.cat(parts) if isinstance(parts[0], Tensor) else np.concatenate(parts)
 
 
 class EpisodeStatistics:

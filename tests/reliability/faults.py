@@ -289,6 +289,6 @@ class HalfAnUpdate(SAC):
     """Kill the learner between the step of its critics and the step of its policy."""
 
     def update_policy(self, transitions, apply_if):  # type: ignore[no-untyped-def]
-        if due("kill", 0, self._updates.made):
+        if due("kill", 0, self.critic_optimizer.steps_begun):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().update_policy(transitions, apply_if)

@@ -16,7 +16,7 @@ from core.agent import ActorOutput, Agent, AgentParams, LearnerOutput, make_lear
 from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
-from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater, UpdateCounter
+from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater
 from core.model import Model, disable_host_sync, draw_noise_per_row
 from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions, mask_actions_of_arrays
 from core.ops.returns import bootstrap_position, munchausen_bonus, n_step_return, soft_bootstrap
@@ -203,7 +203,6 @@ class QLearning(ActionValueAgent):
     def init_learner(self) -> None:
         self.target = self._make_target()
         self._optimizer = Optimizer(self.model.parameters(), self.params, run_progress=lambda: self.run_progress)
-        self._updates = UpdateCounter()
         self._update_target = TargetUpdater(self.params.target_update_period, self.params.target_update_tau)
         # The lock is held while the target computes, moves or is saved, because `precompute` runs in another thread.
         self._target_lock, self._target_version = Lock(), 0
@@ -295,7 +294,7 @@ class QLearning(ActionValueAgent):
             len(batch.weights), lambda part: self.loss(slice_batch(batch, part))
         )
         with self._target_lock:
-            if self._update_target(self.target, self.model, self._updates.next(), applied) is True:
+            if self._update_target(self.target, self.model, self._optimizer.steps_begun, applied) is True:
                 self._target_version += 1
         statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": self._optimizer.last_lr, **total.statistics}
         return make_learner_output(statistics, total.priorities, applied)
@@ -303,13 +302,12 @@ class QLearning(ActionValueAgent):
     def prepare_updates(self, count: int) -> None:
         for network in (self.target, self.model):
             disable_host_sync(network)
-        self._update_target.plan(self._updates.made + 1, count, self.device)
         self._optimizer.plan(count)
-        self._updates.plan(count)
+        self._update_target.plan(self._optimizer.steps_begun + 1, count, self.device)
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def checkpoint_parts(self) -> dict[str, Any]:
-        return {"model": self.model, "target": self.target, "optimizer": self._optimizer, "updates": self._updates}
+        return {"model": self.model, "target": self.target, "optimizer": self._optimizer}
 
     def state_dict(self) -> dict[str, Any]:
         # While `precompute` runs the target in bfloat16, its layers hold rounded copies of their weights.

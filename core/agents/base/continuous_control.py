@@ -19,7 +19,7 @@ from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
 from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
-from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater, UpdateCounter
+from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater
 from core.model import PolicyAndCritic
 from core.ops.returns import n_step_return
 from core.specs import Continuous, WindowSpec
@@ -143,7 +143,6 @@ class ContinuousControl(Agent):
         self.critic_optimizer = Optimizer(
             [self.online_vectors.critic], critic_params, run_progress=lambda: self.run_progress
         )
-        self._updates = UpdateCounter()
         self._update_target = TargetUpdater(
             params.target_update_period, params.target_update_tau, params.policy_update_period
         )
@@ -189,7 +188,7 @@ class ContinuousControl(Agent):
         grad_norm, applied = self.critic_optimizer.apply(total.loss)
         lr = self.critic_optimizer.last_lr
         statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": lr, **total.statistics}
-        if (update := self._updates.next()) % self.params.policy_update_period == 0:
+        if (update := self.critic_optimizer.steps_begun) % self.params.policy_update_period == 0:
             policy_statistics, applied = self.update_policy(transitions, applied)
             statistics |= policy_statistics
             self._update_target(self.target_vectors.both, self.online_vectors.both, update, applied)
@@ -197,14 +196,13 @@ class ContinuousControl(Agent):
         return make_learner_output(statistics, total.priorities, applied)
 
     def prepare_updates(self, count: int) -> None:
-        made, period = self._updates.made, self.params.policy_update_period
+        self.critic_optimizer.plan(count)
+        made, period = self.critic_optimizer.steps_begun, self.params.policy_update_period
         if policy_updates := (made + count) // period - made // period:
             first = (made // period + 1) * period
             self._update_target.plan(first, policy_updates, self.online_vectors.both.device)
             for optimizer in self.optimizers_of_policy_updates:
                 optimizer.plan(policy_updates)
-        self.critic_optimizer.plan(count)
-        self._updates.plan(count)
 
     def transitions(self, batch: Batch) -> TransitionBatch:
         """Return the n-step transitions of a batch, with preprocessed observations."""
@@ -217,7 +215,7 @@ class ContinuousControl(Agent):
     # checkpoint -------------------------------------------------------------------------------------------------------
     def checkpoint_parts(self) -> dict[str, Any]:
         optimizers = {"policy_optimizer": self.policy_optimizer, "critic_optimizer": self.critic_optimizer}
-        return {"model": self.model, "target": self.target, **optimizers, "updates": self._updates}
+        return {"model": self.model, "target": self.target, **optimizers}
 
 
 class ActionRange:

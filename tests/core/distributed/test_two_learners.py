@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from core.agents.iqn import IQN
+from core.common.tree import tree_map
 from core.distributed.learner_group import SingleLearner, state_digest
 from core.learning import gradients
 from core.models.dqn import RainbowMLP
@@ -47,7 +48,7 @@ def double(batch):
     def wider(tensor):
         return tensor.double() if tensor.is_floating_point() else tensor
 
-    return batch._replace(window=batch.window.map(wider), weights=wider(batch.weights))
+    return batch._replace(window=tree_map(wider, batch.window), weights=wider(batch.weights))
 
 
 def agent_and_batches(name):

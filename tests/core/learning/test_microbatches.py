@@ -9,6 +9,7 @@ from torch import nn
 
 from core.agent import make_learner_output
 from core.agents.iqn import IQN
+from core.common.tree import tree_map
 from core.distributed.learner_group import LearnerGroup, active_group
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
@@ -90,7 +91,7 @@ def double(batch):
     def wider(tensor):
         return tensor.double() if tensor.is_floating_point() else tensor
 
-    return batch._replace(window=batch.window.map(wider), weights=wider(batch.weights))
+    return batch._replace(window=tree_map(wider, batch.window), weights=wider(batch.weights))
 
 
 def agent_and_batches(name, monkeypatch):
