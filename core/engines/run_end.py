@@ -3,7 +3,6 @@
 import shlex
 import signal
 import time
-from typing import Any
 
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
@@ -39,14 +38,8 @@ class Conditions:
             run_state.request_checkpoint()
 
     def _done(self) -> bool:
-        options, counters, scores = self._options, self._context.counters, self._context.counters.scores
-        limits: list[tuple[Any, float]] = [
-            (options.steps, counters.agent_steps),
-            (options.updates, counters.updates),
-            (options.seconds, time.monotonic() - self._started),
-            (options.target_score, scores[0] if scores else float("-inf")),
-        ]
-        return any(limit is not None and value >= limit for limit, value in limits)
+        seconds = self._options.seconds
+        return self._context.reached_limit() or (seconds is not None and time.monotonic() - self._started >= seconds)
 
 
 DONE, BAD_OPTIONS, TRAINING_FAILED = 0, 2, 4  # `Interrupts.exit_code` has those of signals: 129, 130, 143

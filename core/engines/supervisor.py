@@ -237,6 +237,10 @@ class Supervisor:
         """Let every process save and exit, the logger last."""
         self._await_exits([slot for slot in self._slots if slot.role != "logger"])
         self._launcher.collect()
+        for slot, process in self._alive([slot for slot in self._slots if slot.role == "logger"]):
+            if (status := process.poll()) is not None and not status.done:  # another one writes what is left
+                self._note_failure(slot, str(slot), status)
+                self._start(slot)
         self._run_state.end_logger()
         tracker_timeout = 0.0 if self._run_state.interrupted else self._options.logger.tracker_timeout
         self._await_exits([slot for slot in self._slots if slot.role == "logger"], timeout=5.0 + tracker_timeout)
@@ -280,7 +284,7 @@ class Supervisor:
                     if not status.done:
                         self._note_failure(slot, str(slot), status)
                         self._check_last_evaluation(slot)
-                        if slot.ends_run:
+                        if slot.ends_run or slot.role == "logger":  # reports are lost
                             self._give_up(status.run_exit_code)
 
     def _check_last_evaluation(self, slot: ProcessSlot) -> None:

@@ -76,6 +76,7 @@ class MetricsFiles:
             earlier[0].parent if earlier else folder / plain.encode()[:MAX_FOLDER_NAME_BYTES].decode(errors="ignore")
         )
         self._events = begun / f"{EVENTS}{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._has_earlier_events = bool(earlier)
         self._columns: Sequence[str] = ()  # metrics in metrics.csv
         self.errors = 0
         self._began = now()
@@ -167,7 +168,7 @@ class MetricsFiles:
 
         if not self._events_begun:
             write(now, file_version="brain.Event:2")
-            if step:
+            if step or self._has_earlier_events:
                 write(now, step + 1, session_log=SessionLog(status=SessionLog.START))
             for summary in _settings_summaries(self._settings, self._folder.name):
                 write(now, step, summary=summary)

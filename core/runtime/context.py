@@ -1,5 +1,6 @@
 """Hand each single-process the options of the run and the shared memory that connects it with the others."""
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -78,6 +79,16 @@ class Context:
         device = self.options.actor.device
         learner = actor % self.options.num_learners
         return self.device_of(learner) if device == self.options.device == "cuda" else device
+
+    def reached_limit(self) -> bool:
+        """Return True if the run has all its steps or updates, or its target score; its seconds the engine counts."""
+        options, counters, scores = self.options, self.counters, self.counters.scores
+        limits = [
+            (options.steps, counters.agent_steps),
+            (options.updates, counters.updates),
+            (options.target_score, scores[0] if scores else -math.inf),
+        ]
+        return any(limit is not None and value >= limit for limit, value in limits)
 
     def process_ind(self, role: str, index: int) -> int:
         return self.roles.index((role, index))

@@ -79,6 +79,8 @@ class LogRings:
         """Return the new records of one process, and how many were overwritten unread."""
         read, counters = self._arrays["read"], self._arrays["counters"][process_ind]
         first, written = int(read[process_ind]), int(counters[WRITTEN])
+        if first == written:
+            return [], 0
         oldest = max(first, written - self._capacity)
         slots = np.arange(oldest, written) % self._capacity
         columns = (self._arrays[name][process_ind, slots].tolist() for name in Record._fields)

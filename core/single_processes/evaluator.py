@@ -38,15 +38,17 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
             stopping = run_state.stopped
             while stopping and run_state.checkpoint_due and not run_state.interrupted:
                 yield False  # until the learner has published its last parameters and saved them
-            due = stopping or (schedule.due(counters.agent_steps) and not run_state.checkpoint_due)
-            if due and context.parameters.version > version:
-                schedule.start(counters.agent_steps)
+            agent_steps = counters.agent_steps
+            # A run that has reached its limit will stop, and has its last evaluation then.
+            scheduled = schedule.due(agent_steps) and not (run_state.checkpoint_due or context.reached_limit())
+            if (stopping or scheduled) and context.parameters.version > version:
+                schedule.start(agent_steps)
                 version = context.parameters.pull(agent.model, version)
-                best = yield from _evaluate(context, index, agent, env, best)
+                best = yield from _evaluate(context, index, agent, env, best, agent_steps)
                 if run_state.interrupted:
                     break
                 if params.record_every and counters.evaluations % params.record_every == 0:
-                    yield from _record(context, index, agent)
+                    yield from _record(context, index, agent, agent_steps)
             elif not stopping:
                 yield False
             if stopping:
@@ -57,9 +59,11 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
         env.close()
 
 
-def _evaluate(context: Context, index: int, agent: Agent, env: Env, best: float) -> Generator[bool, None, float]:
+def _evaluate(
+    context: Context, index: int, agent: Agent, env: Env, best: float, agent_steps: int
+) -> Generator[bool, None, float]:
     """Play the episodes of one evaluation, report them, and save the model if it is the best. Return the best score."""
-    params, agent_steps = context.options.evaluator, context.counters.agent_steps
+    params = context.options.evaluator
     generator = context.seed_everything("evaluator", index, agent_steps)
     exploration = agent.evaluation_exploration(min(params.num_envs, params.episodes), generator)
     results = yield from context.run_state.until_interrupted(
@@ -85,8 +89,8 @@ def _evaluate(context: Context, index: int, agent: Agent, env: Env, best: float)
     return best
 
 
-def _record(context: Context, index: int, agent: Agent) -> Iterator[bool]:
-    options, agent_steps = context.options, context.counters.agent_steps
+def _record(context: Context, index: int, agent: Agent, agent_steps: int) -> Iterator[bool]:
+    options = context.options
     path = options.log_folder / "videos" / f"step_{agent_steps:012}.{options.video.format}"
     seed = context.seed("evaluator", index, agent_steps)
     from core.evaluation.video import record_episode  # opencv takes long to import, and most runs need none

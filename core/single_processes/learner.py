@@ -111,7 +111,8 @@ class _Learner:
             profile.mark("wait")
             stopped, checkpoint_due = run_state.stopped, run_state.checkpoint_due
             if batch is None and not (stopped or checkpoint_due):
-                may_sample = context.rate_limiter.can_sample(windows * self.agent.samples_per_window)
+                done = context.options.updates is not None and checker.updates >= context.options.updates
+                may_sample = not done and context.rate_limiter.can_sample(windows * self.agent.samples_per_window)
                 batch = batches.get(timeout=0.1) if may_sample else None
                 if batch is None:
                     yield False

@@ -54,28 +54,31 @@ class _RunLog:
         self._files.write_facts("versions", versions(), step)
         self._trackers = make_tracker_threads(options)
         self._progress, self._shares = Progress(options, terminal=context.terminal), Shares()
-        self._schedule, self._collected_at = Schedule(self._params.period, self._params.steps, step), time.monotonic()
-        self._records, self._dropped = list[Record](), 0
+        self._ends_period = Schedule(self._params.period, self._params.steps, step)
+        self._shows_progress = Schedule(self._params.period, 0, step)
+        self._records, self._dropped = list[Record](), 0  # of the period, without evaluations
         self._rates, self._counts, self._counted_at = dict[str, float](), self._count(), time.monotonic()
         if self._files.continues:
             self._write_start()
 
     def work(self) -> bool:
-        """Write to all sinks if that is due. Return True if there was anything to do.
+        """Empty the rings, and do what is due. Return True if there was anything to do.
 
-        If files are written by agent steps, records are collected and progress is shown every period; else the rings
-        would overflow.
+        An evaluation is written at once, because the next checkpoint counts it as made.
         """
-        if self._schedule.due(self._context.counters.agent_steps):
-            self._write()
-            return True
-        due = self._params.steps > 0 and time.monotonic() - self._collected_at >= self._params.period
-        if due:
-            self._collect()
-        return due
+        evaluations, agent_steps = self._collect(), self._context.counters.agent_steps
+        if evaluations:
+            self._write(evaluations, agent_steps)
+        if ends := self._ends_period.due(agent_steps):
+            self._end_period()
+        elif shows := self._shows_progress.due(agent_steps):
+            self._show(self._global_values(ends_period=False))
+        return bool(evaluations) or ends or shows
 
     def close(self) -> None:
-        self._write()
+        if evaluations := self._collect():
+            self._write(evaluations, self._context.counters.agent_steps)
+        self._end_period()
         self._progress.close(self._shares.table())
         for tracker in self._trackers:
             tracker.end()
@@ -88,40 +91,44 @@ class _RunLog:
         step, now = int(self._counts["agent_steps"]), self._context.logs.now()
         self._files.write([Record(f"global/{name}", value, step, now) for name, value in self._counts.items()], step)
 
-    def _write(self) -> None:
-        """Aggregate the records since the last call, and write them to all sinks."""
-        values = self._collect(ends_period=True)
-        context, step, now = self._context, int(values["global/agent_steps"]), self._context.logs.now()
-        records, self._records = aggregate(self._shares.take(self._records)), []
-        self._schedule.start(step)
-        records += [Record(name, value, step, now) for name, value in values.items()]
-        records += _human_normalized(records, context.options.env_class, context.spec.name)
-        for tracker in self._trackers:
-            tracker.write(records)
-        errors = self._files.errors
-        self._files.write(records, step)
-        context.run_state.record_write(context.process_ind("logger", 0), self._files.errors == errors)
-
-    def _collect(self, ends_period: bool = False) -> dict[str, float]:
-        """Collect records and show progress. Return the current values of the run itself.
-
-        Rates are those since the collection that ended the last period.
-        """
-        self._collected_at = time.monotonic()
+    def _collect(self) -> list[Record]:
+        """Empty the rings. Return the records of evaluations, and keep the others until the period ends."""
         records, dropped = self._context.logs.drain()
-        self._records += records
         self._dropped += dropped
-        values = self._global_values(ends_period)
-        for record in records:
+        evaluations = [record for record in records if record.name.startswith(EVALUATOR)]
+        self._records += [record for record in records if not record.name.startswith(EVALUATOR)]
+        for record in evaluations:
             if record.name == "evaluator/episodic_return_mean":
                 self._progress.evaluation(record.step, record.value)
+        return evaluations
+
+    def _end_period(self) -> None:
+        """Aggregate the records since the last call, and write them and the current values of the run."""
+        values = self._global_values(ends_period=True)
+        step, now = int(values["global/agent_steps"]), self._context.logs.now()
+        records, self._records = aggregate(self._shares.take(self._records)), []
+        self._ends_period.start(step)
+        self._write([*records, *(Record(name, value, step, now) for name, value in values.items())], step)
+        self._show(values)
+
+    def _show(self, values: dict[str, float]) -> None:
+        self._shows_progress.start(self._context.counters.agent_steps)
         self._progress.show(values, self._context.counters.scores)
-        return values
+
+    def _write(self, records: list[Record], step: int) -> None:
+        """Write records to all sinks."""
+        context, errors = self._context, self._files.errors
+        records = records + _human_normalized(records, context.options.env_class, context.spec.name)
+        for tracker in self._trackers:
+            tracker.write(records)
+        self._files.write(records, step)
+        context.run_state.record_write(context.process_ind("logger", 0), self._files.errors == errors)
 
     def _global_values(self, ends_period: bool) -> dict[str, float]:
         context, counts = self._context, self._count()
         elapsed = time.monotonic() - self._counted_at
-        if not self._rates or elapsed >= MIN_RATE_SECONDS:
+        has_ended = self._context.run_state.stopped and counts == self._counts  # the last rates stay
+        if not self._rates or (elapsed >= MIN_RATE_SECONDS and not has_ended):
             self._rates = {name: (count - self._counts[name]) / max(elapsed, 1e-6) for name, count in counts.items()}
             if ends_period:
                 self._counts, self._counted_at = counts, time.monotonic()
@@ -158,19 +165,17 @@ def aggregate(records: Iterable[Record]) -> list[Record]:
 
     Of totals, which only grow, it is the last value.
     Names such as "actor/episodic_return" become _mean, _std (of the population) and _median over the period's episodes.
-    Records of the evaluator are returned unchanged, each at its own step.
     """
-    aggregated, evaluations, by_name = list[Record](), list[Record](), dict[str, list[Record]]()
+    aggregated, by_name = list[Record](), dict[str, list[Record]]()
     for record in records:
-        same = evaluations if record.name.startswith(EVALUATOR) else by_name.setdefault(record.name, [])
-        same.append(record)
+        by_name.setdefault(record.name, []).append(record)
     for name, same in by_name.items():
-        values, last = np.array([record.value for record in same]), same[-1]
-        statistics = {"": values[-1] if TOTAL.fullmatch(name) else values.mean()}
+        values, last = np.array([record.value for record in same]), sorted(same, key=lambda record: record.time)[-1]
+        statistics = {"": last.value if TOTAL.fullmatch(name) else values.mean()}
         if name.rpartition("/")[2].startswith(EPISODIC):
             statistics = {"_mean": values.mean(), "_std": values.std(), "_median": np.median(values)}
         aggregated += [last._replace(name=name + kind, value=float(value)) for kind, value in statistics.items()]
-    return aggregated + evaluations
+    return aggregated
 
 
 def _human_normalized(records: Iterable[Record], env_class: type[Env], game: str) -> list[Record]:

@@ -465,6 +465,7 @@ def test_the_last_updates_are_reported_before_the_period_ends(tmp_path):
     context = train(tmp_path, *CARTPOLE, "--timestamp", "short", "--learner.log_period", "1e6", "--updates", "20")
     losses = [values["learner/loss"] for values in metrics(context) if "learner/loss" in values]
     assert len(losses) == 1 and np.isfinite(losses).all()
+    assert context.counters.updates == 20
 
 
 @pytest.mark.parametrize("agent", ["ddpg", "sac"])

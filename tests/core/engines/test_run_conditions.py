@@ -1,10 +1,12 @@
 """Checkpoints are requested when they are due, and one at the end."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from core.engines.run_end import Conditions
+from core.runtime.context import Context
 from core.runtime.options import LearnerParams
 from core.runtime.run_state import RunCounters, RunState
 
@@ -21,7 +23,13 @@ def run():
         learner=LearnerParams(checkpoint_steps=100),
     )
     counters, run_state = RunCounters(1, 1), RunState(1)
-    return counters, run_state, Conditions(SimpleNamespace(counters=counters, run_state=run_state, options=options))
+    return counters, run_state, Conditions(context_of(counters, run_state, options))
+
+
+def context_of(counters, run_state, options):
+    context = SimpleNamespace(counters=counters, run_state=run_state, options=options)
+    context.reached_limit = partial(Context.reached_limit, context)
+    return context
 
 
 def test_a_checkpoint_is_requested_once_per_checkpoint_steps(run):
@@ -73,5 +81,5 @@ def test_checkpoints_by_steps_come_beside_those_of_the_period(run):
     counters, run_state, conditions = run
     options = conditions._options
     options.engine, options.learner = "local", LearnerParams(checkpoint_steps=10**9, checkpoint_period=1e-9)
-    Conditions(SimpleNamespace(counters=counters, run_state=run_state, options=options)).check()
+    Conditions(context_of(counters, run_state, options)).check()
     assert run_state.checkpoint_due

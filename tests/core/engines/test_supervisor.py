@@ -188,6 +188,27 @@ def test_a_finished_run_whose_evaluator_waits_to_be_started_again_fails(monkeypa
     assert run.said("the run has no last evaluation") and run.logged[-1] == "supervisor: the command"
 
 
+@pytest.mark.parametrize(("last", "exit_code"), [(DONE, 0), (KILLED, 4)])
+def test_a_logger_that_dies_in_the_last_evaluation_is_replaced(monkeypatch, last, exit_code):
+    run = Run(monkeypatch, ("logger", 0), ("learner", 0), ("evaluator", 0))
+
+    def script(seconds):
+        run.run_state.stop()
+        run.newest("learner 0").status = DONE
+        loggers = [process for process in run.started if process.name == "logger 0"]
+        if seconds == 2.0:
+            loggers[0].status = KILLED
+        if seconds == 3.0:
+            run.newest("evaluator 0").status = DONE
+        if len(loggers) > 1:
+            assert run.run_state.logger_may_end
+            loggers[1].status = last
+
+    run.script = script
+    assert run.supervisor.run() == exit_code and run.said("logger 0 was killed by signal 9")
+    assert len([process for process in run.started if process.name == "logger 0"]) == 2
+
+
 def test_an_interrupted_run_needs_no_last_evaluation(monkeypatch):
     run = Run(monkeypatch, ("evaluator", 0))
     run.script = lambda seconds: run.supervisor._interrupt(signal.SIGINT, None) if seconds == 1.0 else None

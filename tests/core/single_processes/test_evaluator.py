@@ -21,7 +21,14 @@ from tests.core.single_processes.test_tester import Countdown, Network, make_con
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
     context = make_context(
-        tmp_path, engine="inline", signature="run 1", config="row", evaluator=EvaluatorParams(steps=1, episodes=1)
+        tmp_path,
+        engine="inline",
+        signature="run 1",
+        config="row",
+        evaluator=EvaluatorParams(steps=1, episodes=1),
+        steps=None,
+        updates=None,
+        target_score=None,
     )
     context.roles, context.parameters = (("evaluator", 0),), ParameterStore(ParameterStore.size_of(Network()))
     context.counters = RunCounters(1, 1)
@@ -87,6 +94,22 @@ def test_an_interrupted_evaluation_is_not_recorded(
     while next(running, False):
         """The rest of the episode."""
     assert len(recorded) == (not interrupted)
+
+
+def test_a_run_at_its_limit_is_evaluated_once(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    context.options.steps = 3
+    monkeypatch.setattr(Countdown, "lengths", (2,))
+    running = evaluator(context, 0)
+    assert next(running) is False
+    for _ in range(3):
+        context.counters.count_agent_steps(0, 1)
+        context.parameters.publish(Network())
+        while next(running):
+            """The episode."""
+    assert context.counters.evaluations == 2  # that of step 3 waits for the engine to end the run
+    context.run_state.stop()
+    list(running)
+    assert context.counters.evaluations == 3 and context.counters.evaluated_at == 3
 
 
 @pytest.mark.parametrize("role", ["actor", "evaluator"])

@@ -149,12 +149,9 @@ def test_a_total_is_the_last_one_of_its_period(name: str) -> None:
     assert aggregate(records) == [Record(f"learner/{name}", 9.0, 10, 100.0)]
 
 
-def test_records_of_the_evaluator_keep_their_own_steps() -> None:
-    records = [
-        Record("evaluator/episodic_return_mean", 1.0, 100, 5.0),
-        Record("evaluator/episodic_return_mean", 2.0, 200, 6.0),
-    ]
-    assert aggregate(records) == records
+def test_an_aggregated_value_stands_at_the_last_report_of_all_processes() -> None:
+    records = [Record("actor/speed", 1.0, 9_000, 103.0), Record("actor/speed", 3.0, 100, 101.0)]
+    assert aggregate(records) == [Record("actor/speed", 2.0, 9_000, 103.0)]
 
 
 def test_a_period_is_equal_in_jsonl_csv_and_tensorboard(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -264,6 +261,49 @@ def test_lines_are_written_every_logger_steps_without_loss(tmp_path: Path, perio
     assert lines[-1]["values"]["global/dropped_log_records"] == 0
 
 
+def test_an_evaluation_is_written_at_once(tmp_path: Path) -> None:
+    context = make_context(tmp_path, every=1_000)
+    generator = logger(context, 0)
+    next(generator)
+    context.counters.count_agent_steps(0, 70)
+    for step, score in ((20, 30.0), (50, 50.0)):
+        context.logs.write(ROLES.index(("evaluator", 0)), {"evaluator/episodic_return_mean": score}, step)
+    assert next(generator) is True
+    curve = read_curve(tmp_path / "metrics.jsonl", "evaluator/episodic_return_mean")
+    assert (curve.steps.tolist(), curve.values.tolist()) == ([20, 50], [30.0, 50.0])
+    finish(context, generator)
+    assert [step for step, *_ in scalars(tmp_path)["evaluator/human_normalized"]] == [20, 50]
+
+
+def test_records_of_a_fast_process_are_not_lost_between_two_periods(tmp_path: Path) -> None:
+    context = make_context(tmp_path, period=1e9)
+    generator = logger(context, 0)
+    for number in range(50):
+        for _ in range(200):
+            context.report("actor", 0, {"episodic_return": float(number)})
+        next(generator)
+    finish(context, generator)
+    values = json_lines(tmp_path)[-1]["values"]
+    assert (values["actor/episodic_return_mean"], values["global/dropped_log_records"]) == (24.5, 0)
+
+
+def test_a_run_that_ended_keeps_its_last_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    for module in (logger_module, run_state_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    context = make_context(tmp_path, period=2.0)
+    generator = logger(context, 0)
+    next(generator)
+    for steps in (100, 0, 0):  # the last evaluation takes two periods
+        context.counters.count_agent_steps(0, steps)
+        now[0] += 2.0
+        next(generator)
+        context.run_state.stop()
+    finish(context, generator)
+    rates = [line["values"]["global/agent_steps_per_second"] for line in json_lines(tmp_path)]
+    assert rates == [50.0] * 4
+
+
 def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> None:
     context = make_context(tmp_path)
     generator = logger(context, 0)
@@ -289,6 +329,18 @@ def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> Non
     assert losses == [(100, 1.0), (200, 1.0), (250, 2.0)]
     assert json.loads((tmp_path / "options.json").read_text()) == {"game": "known"}
     assert json.loads((tmp_path / "options_step_200.json").read_text()) == {"game": "known", "steps": 1_000}
+
+
+def test_a_run_resumed_from_its_beginning_hides_the_curves_of_before(tmp_path: Path) -> None:
+    for steps in (500, 400):
+        context = make_context(tmp_path)
+        generator = logger(context, 0)
+        next(generator)
+        context.counters.count_agent_steps(0, steps)
+        context.report("learner", 0, {"loss": 1.0})
+        next(generator)
+        finish(context, generator)
+    assert [step for step, *_ in scalars(tmp_path)["learner/loss"]] == [400]
 
 
 def test_a_resumed_part_begins_with_a_line_at_its_steps(tmp_path: Path) -> None:
