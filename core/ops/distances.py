@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from core.ops.policy_losses import kl
+from core.ops.shapes import check_shapes
 
 
 @torch.no_grad()
 def ln_norm(new: Tensor, old: Tensor, p: float) -> Tensor:
     """Compute the p-norm of the difference over [T, F], (sum |new - old|^p)^(1/p), p > 0 (else ValueError)."""
-    _check_features(new, old)
+    check_shapes("T, N, F", new, old)
     if p <= 0:
         raise ValueError(f"p must be positive, not {p}")
     distances: Tensor = torch.linalg.vector_norm(new - old, p, dim=(0, 2))
@@ -28,7 +29,7 @@ def cos_dist(new: Tensor, old: Tensor, p: float) -> Tensor:
 
     The distance of a zero vector is 1 from any other vector and 0 from a zero vector.
     """
-    _check_features(new, old)
+    check_shapes("T, N, F", new, old)
     lengths = [torch.linalg.vector_norm(features, dim=(0, 2), keepdim=True) for features in (new, old)]  # [1, N, 1]
     units = [features / torch.where(length == 0, 1.0, length) for features, length in zip((new, old), lengths)]
     both_zero = ((lengths[0] == 0) & (lengths[1] == 0)).flatten()  # [N]
@@ -39,7 +40,7 @@ def cos_dist(new: Tensor, old: Tensor, p: float) -> Tensor:
 @torch.no_grad()
 def kl_div(new: Tensor, old: Tensor, p: float) -> Tensor:
     """Compute sum_t KL(softmax new_t || softmax old_t), with the softmax over the features; p is ignored."""
-    _check_features(new, old)
+    check_shapes("T, N, F", new, old)
     return kl(new, old).sum(0)
 
 
@@ -48,9 +49,3 @@ DISTANCES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "cos_dist": cos_dist,
     "kl_div": kl_div,
 }
-
-
-def _check_features(new: Tensor, old: Tensor) -> None:
-    if new.ndim != 3 or new.shape != old.shape:
-        shapes = f"{tuple(new.shape)} and {tuple(old.shape)}"
-        raise ValueError(f"features must be [T, N, F] of one shape, not {shapes}")

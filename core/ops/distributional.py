@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from core.ops.shapes import check_shapes
+
 
 @torch.no_grad()
 def categorical_projection(
@@ -31,8 +33,8 @@ def categorical_projection(
     Returns:
         [B, N] m.
     """
-    _check_distributions(probabilities)
-    _check_samples(probabilities, returns, discounts)
+    check_shapes("B, N", probabilities)
+    check_shapes("B", probabilities[:, 0], returns, discounts)
     num_atoms = probabilities.shape[1]
     if num_atoms < 2 or not v_min < v_max:
         raise ValueError(f"a support needs two atoms and v_min < v_max, not {num_atoms} in {v_min} .. {v_max}")
@@ -60,7 +62,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
         logits: [B, N], whose softmax is p.
         target: [B, N] probabilities m.
     """
-    _check_distributions(logits, target)
+    check_shapes("B, N", logits, target)
     return -(target.detach() * torch.log_softmax(logits, -1)).sum(-1)
 
 
@@ -70,7 +72,7 @@ def kl_loss(logits: Tensor, target: Tensor) -> Tensor:
     It is the cross entropy less the target's own entropy, so both have the same gradient. Arguments are those of
     cross_entropy.
     """
-    _check_distributions(logits, target)
+    check_shapes("B, N", logits, target)
     return cross_entropy(logits, target) + torch.xlogy(target, target).sum(-1).detach()
 
 
@@ -87,7 +89,7 @@ def quantile_huber_loss(quantiles: Tensor, target: Tensor, kappa: float) -> Tens
         target: [B, M], any number of equally likely atoms.
         kappa: Error up to which the loss is squared, above 0.
     """
-    _check_distributions(quantiles)
+    check_shapes("B, N", quantiles)
     return _quantile_huber(quantiles, midpoints(quantiles.shape[1], quantiles), target, kappa)
 
 
@@ -102,7 +104,7 @@ def implicit_quantile_loss(quantiles: Tensor, fractions: Tensor, target: Tensor,
         target: [B, M], any number of equally likely atoms.
         kappa: Error up to which the loss is squared, above 0.
     """
-    _check_distributions(quantiles, fractions)
+    check_shapes("B, N", quantiles, fractions)
     return _quantile_huber(quantiles, fractions, target, kappa) / kappa
 
 
@@ -113,22 +115,9 @@ def midpoints(number: int, like: Tensor) -> Tensor:
 
 def _quantile_huber(quantiles: Tensor, fractions: Tensor, target: Tensor, kappa: float) -> Tensor:
     """Compute quantile_huber_loss with fractions [N] or [B, N]."""
-    _check_distributions(target)
-    _check_samples(quantiles, target[:, 0])
+    check_shapes("B, N", target)
+    check_shapes("B", quantiles[:, 0], target[:, 0])
     errors = target.detach()[:, None, :] - quantiles[:, :, None]  # [B, N, M]
     huber = F.huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=kappa)
     weights = (fractions[..., None] - (errors < 0).to(errors.dtype)).abs()
     return (weights * huber).mean(2).sum(1)
-
-
-def _check_distributions(*tensors: Tensor) -> None:
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) != 1 or tensors[0].ndim != 2:
-        raise ValueError(f"distributions must be [B, N] of one shape, not {sorted(shapes)}")
-
-
-def _check_samples(distributions: Tensor, *tensors: Tensor) -> None:
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if shapes != {(len(distributions),)}:
-        count = len(distributions)
-        raise ValueError(f"there must be one value for each of {count} distributions, not {sorted(shapes)}")

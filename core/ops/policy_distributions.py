@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.ops.policy_losses import entropies_of, kl, log_probs_of
+from core.ops.shapes import check_shapes
 
 
 def squashed_gaussian(means: Tensor, deviations: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,9 +36,7 @@ def squashed_gaussian(means: Tensor, deviations: Tensor, normal: Tensor) -> tupl
     Raises:
         ValueError: The shapes differ.
     """
-    if means.ndim != 2 or not means.shape == deviations.shape == normal.shape:
-        shapes = f"{tuple(means.shape)}, {tuple(deviations.shape)}, {tuple(normal.shape)}"
-        raise ValueError(f"means, deviations and normal must be [B, A] of one shape, not {shapes}")
+    check_shapes("B, A", means, deviations, normal)
     unsquashed = means + deviations * normal
     density = -0.5 * normal.square() - deviations.log() - 0.5 * math.log(2 * math.pi)
     return torch.tanh(unsquashed), (density - log_tanh_derivative(unsquashed)).sum(1)

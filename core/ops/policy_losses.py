@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from core.ops.shapes import check_shapes
+
 MAX_LOG_RATIO = 20.0  # so that one step that has become much likelier cannot make a whole update non-finite
 
 
@@ -21,21 +23,21 @@ def log_probs_of(logits: Tensor, actions: Tensor) -> Tensor:
         logits: [T, B, A].
         actions: [T, B] int64, in 0 .. A - 1 in every step, masked or not.
     """
-    _check_logits(logits)
-    _check_steps(logits[..., 0], actions)
+    check_shapes("T, B, A", logits)
+    check_shapes("T, B", logits[..., 0], actions)
     return torch.log_softmax(logits, -1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
 def kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     """Compute KL(p || q) = sum_a p(a) (log p(a) - log q(a)) [T, B] of logits [T, B, A]."""
-    _check_logits(logits_p, logits_q)
+    check_shapes("T, B, A", logits_p, logits_q)
     log_p, log_q = torch.log_softmax(logits_p, -1), torch.log_softmax(logits_q, -1)
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def entropies_of(logits: Tensor) -> Tensor:
     """Compute - sum_a p(a) log p(a) [T, B] of logits [T, B, A]."""
-    _check_logits(logits)
+    check_shapes("T, B, A", logits)
     log_p = torch.log_softmax(logits, -1)
     return -(log_p.exp() * log_p).sum(-1)
 
@@ -48,7 +50,7 @@ def policy_gradient_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) ->
         advantages: [T, B] A, as `vtrace` returns them.
         mask: [T, B] bool.
     """
-    _check_steps(log_probs, advantages, mask)
+    check_shapes("T, B", log_probs, advantages, mask)
     return _masked_sum(-log_probs * advantages.detach(), mask)
 
 
@@ -57,19 +59,19 @@ def baseline_loss(values: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
 
     The paper's gradient has no factor 2, so the half is that of IMPALA's own code (scalable_agent).
     """
-    _check_steps(values, targets, mask)
+    check_shapes("T, B", values, targets, mask)
     return 0.5 * _masked_sum((targets.detach() - values) ** 2, mask)
 
 
 def entropy_loss(entropies: Tensor, mask: Tensor) -> Tensor:
     """Compute the negative sum of entropies [T, B] with a mask [T, B]."""
-    _check_steps(entropies, mask)
+    check_shapes("T, B", entropies, mask)
     return -_masked_sum(entropies, mask)
 
 
 def policy_cloning_loss(divergences: Tensor, mask: Tensor) -> Tensor:
     """Compute sum KL(mu || pi) over replayed steps (CLEAR, 1811.11682, section 3). Both arguments are [T, B]."""
-    _check_steps(divergences, mask)
+    check_shapes("T, B", divergences, mask)
     return _masked_sum(divergences, mask)
 
 
@@ -78,7 +80,7 @@ def value_cloning_loss(values: Tensor, behaviour_values: Tensor, mask: Tensor) -
 
     All arguments are [T, B].
     """
-    _check_steps(values, behaviour_values, mask)
+    check_shapes("T, B", values, behaviour_values, mask)
     return _masked_sum((values - behaviour_values.detach()) ** 2, mask)
 
 
@@ -104,7 +106,7 @@ def clipped_surrogate(
         epsilon: Half width of the clip around 1.
         beta_max: Clip of mu / pi_target.
     """
-    _check_steps(log_probs, behaviour_log_probs, target_log_probs, advantages)
+    check_shapes("T, B", log_probs, behaviour_log_probs, target_log_probs, advantages)
     mu, target, advantages = behaviour_log_probs.detach(), target_log_probs.detach(), advantages.detach()
     log_ratios = (mu - target).clamp(max=math.log(beta_max)) + log_probs - mu  # as a sum, because exp(-mu) can be inf
     ratios = log_ratios.clamp(max=MAX_LOG_RATIO).exp()
@@ -122,7 +124,7 @@ def clipped_policy_loss(log_ratios: Tensor, advantages: Tensor, epsilon: float) 
         advantages: [T, B] A.
         epsilon: Half width of the clip around 1.
     """
-    _check_steps(log_ratios, advantages)
+    check_shapes("T, B", log_ratios, advantages)
     advantages = advantages.detach()
     lowest = torch.zeros_like(advantages).masked_fill_(advantages < 0, 1 - epsilon)
     highest = torch.full_like(advantages, torch.inf).masked_fill_(advantages > 0, 1 + epsilon)
@@ -137,7 +139,7 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, targets: Tensor, epsi
 
     Where the clipped error is the larger one it is a constant, so the gradient is that of the other error alone.
     """
-    _check_steps(values, old_values, targets)
+    check_shapes("T, B", values, old_values, targets)
     targets = targets.detach()
     losses = 0.5 * (values - targets).square()
     with torch.no_grad():
@@ -165,15 +167,3 @@ def _masked_sum(terms: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         raise ValueError(f"a mask is bool, not {mask.dtype}")
     return torch.where(mask, terms, 0.0).sum()
-
-
-def _check_logits(*tensors: Tensor) -> None:
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) != 1 or tensors[0].ndim != 3:
-        raise ValueError(f"logits must be [T, B, A] of one shape, not {sorted(shapes)}")
-
-
-def _check_steps(*tensors: Tensor) -> None:
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) != 1 or tensors[0].ndim != 2:
-        raise ValueError(f"steps must be [T, B] of one shape, not {sorted(shapes)}")

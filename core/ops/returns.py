@@ -14,6 +14,8 @@ functions avoid the differences of nearly equal numbers in the paper's form, so 
 import torch
 from torch import Tensor
 
+from core.ops.shapes import check_shapes
+
 
 def n_step_return(rewards: Tensor, discounts: Tensor, lasts: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     """Compute the n-step return and the discount of the value it bootstraps from (Sutton & Barto, equation 12.1).
@@ -32,7 +34,7 @@ def n_step_return(rewards: Tensor, discounts: Tensor, lasts: Tensor, gamma: floa
     Returns:
         R [B] and D [B]; the target is R + D * bootstrap.
     """
-    _check_time_major(rewards, discounts, lasts)
+    check_shapes("n + 1, B", rewards, discounts, lasts)
     ended = lasts[:-1].cumsum(0) > 0  # [n, B]
     products = (gamma * discounts[:-1]).masked_fill(ended, 1.0).cumprod(0)  # [n, B]
     rewards = rewards[:-1].masked_fill(ended, 0.0)  # [n, B]
@@ -67,7 +69,7 @@ def n_step_targets(
     Returns:
         [T, B] targets; those of `last` steps are undefined.
     """
-    _check_time_major(rewards, discounts, lasts, values)
+    check_shapes("n + 1, B", rewards, discounts, lasts, values)
     sizes = len(rewards) - n_step, rewards.shape[1]
     rewards, discounts, lasts, values = (  # each [n + 1, T * B]
         tensor.unfold(0, n_step + 1, 1).movedim(-1, 0).flatten(1) for tensor in (rewards, discounts, lasts, values)
@@ -98,7 +100,7 @@ def generalised_advantages(
     Returns:
         A [T, B] and v [T, B].
     """
-    _check_unroll(rewards, discounts, values, included)
+    check_shapes("T, B", rewards, discounts, included, values[:-1])
     deltas = torch.where(included, rewards + discounts * values[1:] - values[:-1], 0.0)
     traces = torch.where(included, discounts * trace_lambda, 0.0)
     advantages = [torch.zeros_like(values[-1])]  # A_T, A_{T-1} .. A_0, each [B]
@@ -106,18 +108,6 @@ def generalised_advantages(
         advantages.append(torch.addcmul(delta, trace, advantages[-1]))
     stacked = torch.stack(advantages[:0:-1])
     return stacked, values[:-1] + stacked
-
-
-def _check_unroll(rewards: Tensor, discounts: Tensor, values: Tensor, included: Tensor) -> None:
-    shapes = [tuple(tensor.shape) for tensor in (rewards, discounts, included, values[:-1])]
-    if len(set(shapes)) != 1 or rewards.ndim != 2 or len(rewards) < 1:
-        raise ValueError(f"rewards, discounts and included must be [T, B] and values [T + 1, B], not {shapes}")
-
-
-def _check_time_major(*tensors: Tensor) -> None:
-    shapes = {tuple(tensor.shape) for tensor in tensors}
-    if len(shapes) != 1 or tensors[0].ndim != 2 or len(tensors[0]) < 2:
-        raise ValueError(f"windows must be [n + 1, B] of one shape with n >= 1, not {sorted(shapes)}")
 
 
 def munchausen_bonus(values: Tensor, actions: Tensor, alpha: float, temperature: float, clip: float) -> Tensor:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from core.ops.shapes import check_shapes
+
 
 class VTraceReturns(NamedTuple):
     """Value targets and advantages of V-trace."""
@@ -56,7 +58,9 @@ def vtrace(
     Raises:
         ValueError: Shapes or dtypes differ.
     """
-    _check_window(log_ratios, rewards, discounts, values, included)
+    check_shapes("T, B", log_ratios, rewards, discounts, included, values[:-1])
+    if included.dtype != torch.bool:
+        raise ValueError(f"included must be bool, not {included.dtype}")
     largest = torch.finfo(values.dtype).max / 8  # so that a few of them can be added
     ratios = log_ratios.clamp(max=math.log(largest)).exp()
     deltas = (ratios.clamp(max=rho_bar) * (rewards + discounts * values[1:] - values[:-1])).clamp(-largest, largest)
@@ -99,20 +103,8 @@ def implied_policy(target_logits: Tensor, behaviour_logits: Tensor, rho_bar: flo
     Raises:
         ValueError: The shapes differ, or rho_bar is not positive.
     """
-    if target_logits.ndim != 3 or target_logits.shape != behaviour_logits.shape or rho_bar <= 0:
-        shapes = f"{tuple(target_logits.shape)} and {tuple(behaviour_logits.shape)}"
-        raise ValueError(f"logits must be [T, B, A] of one shape, not {shapes}, and rho_bar positive, not {rho_bar}")
+    check_shapes("T, B, A", target_logits, behaviour_logits)
+    if rho_bar <= 0:
+        raise ValueError(f"rho_bar must be positive, not {rho_bar}")
     log_pi, log_mu = torch.log_softmax(target_logits, -1), torch.log_softmax(behaviour_logits, -1)
     return torch.log_softmax(torch.minimum(log_mu + math.log(rho_bar), log_pi), -1)
-
-
-def _check_window(log_ratios: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor, included: Tensor) -> None:
-    shapes = [tuple(tensor.shape) for tensor in (log_ratios, rewards, discounts, included)]
-    if len(set(shapes)) != 1 or rewards.ndim != 2 or len(rewards) < 1:
-        fields = "log_ratios, rewards, discounts and included"
-        raise ValueError(f"{fields} must be [T, B] of one shape with T >= 1, not {shapes}")
-    expected = (len(rewards) + 1, rewards.shape[1])
-    if tuple(values.shape) != expected:
-        raise ValueError(f"values must be [T + 1, B] = {expected}, not {tuple(values.shape)}")
-    if included.dtype != torch.bool:
-        raise ValueError(f"included must be bool, not {included.dtype}")

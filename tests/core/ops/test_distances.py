@@ -73,7 +73,7 @@ def test_distances_have_no_gradient_and_refuse_other_shapes(name):
     features = torch.ones(2, 3, 4, requires_grad=True)
     distances = DISTANCES[name](features, features * 2, 2)
     assert distances.shape == (3,) and not distances.requires_grad
-    with pytest.raises(ValueError, match=r"\[T, N, F\] of one shape, not \(2, 3, 4\) and \(2, 1, 4\)"):
+    with pytest.raises(ValueError, match=r"\[T, N, F\] of one shape, not \[\(2, 1, 4\), \(2, 3, 4\)\]"):
         DISTANCES[name](features, features[:, :1], 2)
 
 

@@ -201,13 +201,19 @@ def test_minimising_the_loss_finds_the_quantiles_of_a_sample():
     "call, message",
     [
         (lambda: categorical_projection(torch.ones(3), torch.ones(3), torch.ones(3), 0.0, 1.0), r"\[B, N\]"),
-        (lambda: categorical_projection(torch.ones(3, 5), torch.ones(3, 1), torch.ones(3, 1), 0.0, 1.0), "one value"),
-        (lambda: categorical_projection(torch.ones(3, 5), torch.ones(3), torch.ones(5), 0.0, 1.0), "one value"),
+        (
+            lambda: categorical_projection(torch.ones(3, 5), torch.ones(3, 1), torch.ones(3, 1), 0.0, 1.0),
+            r"\[B\] of one shape",
+        ),
+        (
+            lambda: categorical_projection(torch.ones(3, 5), torch.ones(3), torch.ones(5), 0.0, 1.0),
+            r"\[B\] of one shape",
+        ),
         (lambda: categorical_projection(torch.ones(3, 1), torch.ones(3), torch.ones(3), 0.0, 1.0), "two atoms"),
         (lambda: categorical_projection(torch.ones(3, 5), torch.ones(3), torch.ones(3), 1.0, 1.0), "v_min < v_max"),
         (lambda: cross_entropy(torch.ones(3, 5), torch.ones(3, 1)), r"\[B, N\]"),
         (lambda: kl_loss(torch.ones(3, 5), torch.ones(1, 5)), r"\[B, N\]"),
-        (lambda: quantile_huber_loss(torch.ones(3, 5), torch.ones(1, 5), 1.0), "one value"),
+        (lambda: quantile_huber_loss(torch.ones(3, 5), torch.ones(1, 5), 1.0), r"\[B\] of one shape"),
         (lambda: implicit_quantile_loss(torch.ones(3, 5), torch.ones(3, 4), torch.ones(3, 5), 1.0), r"\[B, N\]"),
         (lambda: quantile_huber_loss(torch.ones(3, 2, 5), torch.ones(3, 5), 1.0), r"\[B, N\]"),
     ],

@@ -260,11 +260,11 @@ def test_shapes_that_do_not_fit_are_refused():
     log_ratios, rewards, discounts, values, included = random_window(seed=4, length=3, streams=2)
     with pytest.raises(ValueError, match=r"\[T, B\].*\(3, 1\)"):
         vtrace(log_ratios[:, :1], rewards, discounts, values, included, **UNCLIPPED)
-    with pytest.raises(ValueError, match=r"\[T \+ 1, B\] = \(4, 2\), not \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"\[T, B\].*\(2, 2\)"):
         vtrace(log_ratios, rewards, discounts, values[1:], included, **UNCLIPPED)
     with pytest.raises(ValueError, match=r"bool, not torch\.float64"):
         vtrace(log_ratios, rewards, discounts, values, included.double(), **UNCLIPPED)
-    with pytest.raises(ValueError, match=r"\[T, B, A\].*\(1, 1, 3\) and \(1, 1, 2\)"):
+    with pytest.raises(ValueError, match=r"\[T, B, A\].*\(1, 1, 2\), \(1, 1, 3\)"):
         implied_policy(PI, MU[..., :2], 1.0)
-    with pytest.raises(ValueError, match="rho_bar positive"):
+    with pytest.raises(ValueError, match="rho_bar must be positive"):
         implied_policy(PI, MU, 0.0)
