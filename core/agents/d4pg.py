@@ -8,7 +8,8 @@
 from pydantic import Field
 from torch import Tensor
 
-from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, Deterministic
+from core.agents.base.continuous_control import ControlAgentParams, CriticLosses
+from core.agents.ddpg import DDPG
 from core.common.settings import frozen_dataclass
 from core.ops.distributional import categorical_mean, categorical_projection, kl_loss
 from core.types import TransitionBatch
@@ -34,12 +35,11 @@ class D4PGParams(ControlAgentParams):
     """Weight of the online network in an update of the targets; 1 copies it."""
 
 
-class D4PG(Deterministic):
-    """Deterministic policy gradients through a categorical critic."""
+class D4PG(DDPG):
+    """DDPG with a categorical critic."""
 
     Params = D4PGParams
     required_output = "policy-distribution"
-    supports_cuda_graphs = True
 
     @classmethod
     def problems(cls, params: D4PGParams) -> list[str]:

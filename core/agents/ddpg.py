@@ -5,18 +5,26 @@
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 
+import torch
 from torch import Tensor
 
-from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, Deterministic
+from core.agents.base.continuous_control import ContinuousControl, ControlAgentParams, CriticLosses
+from core.learning.gradients import Loss
 from core.types import TransitionBatch
 
 
-class DDPG(Deterministic):
+class DDPG(ContinuousControl):
     """Deterministic policy gradients through one critic."""
 
     Params = ControlAgentParams
     required_output = "policy-value"
     supports_cuda_graphs = True
+
+    @torch.no_grad()
+    def bootstrap(self, transitions: TransitionBatch) -> Tensor:
+        observation = transitions.next_observation
+        outputs: Tensor = self.target.critic(observation, self.target.policy(observation))
+        return outputs
 
     def critic_losses(self, transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
         """Compute squared errors of Q(s, a) against R + D Q'(s_n, mu'(s_n)) (equations 4 and 5)."""
@@ -25,5 +33,23 @@ class DDPG(Deterministic):
         return CriticLosses(errors.square(), errors.detach().abs(), values)
 
     def policy_losses(self, outputs: Tensor) -> Tensor:
-        """Compute - Q(s, mu(s)) (equation 6)."""
+        """Compute - Q(s, mu(s)) (equation 6), [B].
+
+        Args:
+            outputs: [B, N] of the first critic, for the policy's own actions.
+        """
         return -outputs[:, 0]
+
+    def update_policy(
+        self, transitions: TransitionBatch, apply_if: bool | Tensor
+    ) -> tuple[dict[str, Tensor], bool | Tensor]:
+        def differentiate(part: slice | None) -> Loss:
+            observation = transitions.select(part).observation
+            loss = self.policy_losses(self.model.critic[0](observation, self.model.policy(observation))).mean()
+            self.online_vectors.differentiate(loss, self.online_vectors.policy)
+            return Loss(loss.detach(), {})
+
+        total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
+        grad_norm, applied = self.policy_optimizer.apply(total.loss, apply_if)
+        lr = self.policy_optimizer.last_lr
+        return {"policy_loss": total.loss, "policy_grad_norm": grad_norm, "policy_lr": lr}, applied

@@ -10,7 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, Deterministic, twin_losses
+from core.agents.base.continuous_control import ControlAgentParams, CriticLosses, twin_losses
+from core.agents.ddpg import DDPG
 from core.common.settings import frozen_dataclass
 from core.types import TransitionBatch
 
@@ -25,22 +26,20 @@ class TD3Params(ControlAgentParams):
     """Largest size of the noise on the target's action (TD3: 0.5)."""
 
 
-class TD3(Deterministic):
-    """Deterministic policy gradients through two critics."""
+class TD3(DDPG):
+    """DDPG with two critics, the first of which the policy follows."""
 
     Params = TD3Params
     required_output = "policy-twin-value"
-    supports_cuda_graphs = True
 
-    def smooth_target_action(self, action: Tensor) -> Tensor:
-        """Return the target policy's actions [B, A] with clipped noise, within -1 .. 1 (equation 14)."""
-        clip = self.params.smoothing_clip
-        noise: Tensor = (self.params.smoothing_scale * torch.randn_like(action)).clamp_(-clip, clip)
-        return (action + noise).clamp_(-1, 1)
+    @torch.no_grad()
+    def bootstrap(self, transitions: TransitionBatch) -> Tensor:
+        """Compute the target critics' outputs at the target policy's action with clipped noise (equation 14)."""
+        observation, clip = transitions.next_observation, self.params.smoothing_clip
+        action = self.target.policy(observation)
+        noise = (self.params.smoothing_scale * torch.randn_like(action)).clamp_(-clip, clip)
+        outputs: Tensor = self.target.critic(observation, (action + noise).clamp_(-1, 1))
+        return outputs
 
     def critic_losses(self, transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
         return twin_losses(transitions, outputs, bootstrap)
-
-    def policy_losses(self, outputs: Tensor) -> Tensor:
-        """Compute - Q_1(s, mu(s)) (algorithm 1)."""
-        return -outputs[:, 0]

@@ -9,24 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.common.settings import frozen_dataclass
 from core.common.shared_arrays import SharedArrays
 from core.memories.unrolls.unroll_memory import check_whole_chunks
-from core.memory import Memory, MemoryParams
+from core.memory import Memory
 from core.specs import ArraySpec, WindowSpec
 from core.trajectory.ring_buffer import Layout
 from core.types import Batch, SampleIds
 
 
-@frozen_dataclass
-class RolloutParams(MemoryParams):
-    """There are no options: a batch is a rollout, and the memory holds one."""
-
-
 class RolloutMemory(Memory):
     """Synchronous collection: every batch is a whole rollout."""
 
-    Params = RolloutParams
     window_kinds = ("rollouts",)
     on_policy = True
 

@@ -179,10 +179,12 @@ def test_d4pg_projects_the_n_step_distribution_as_the_paper_does():
 
 def test_td3_bootstraps_from_the_lower_critic_at_a_noisy_action():
     agent = make_agent("td3", smoothing_scale=50.0, smoothing_clip=0.5)
-    actions = torch.zeros(2000, 3)
-    smoothed = agent.smooth_target_action(actions)
-    assert set(smoothed.abs().unique().tolist()) >= {0.5} and float(smoothed.abs().max()) == 0.5
-    assert float(agent.smooth_target_action(actions + 0.9).max()) == 1.0
+    agent.target.critic.forward = lambda observation, action: action
+    for mean, lowest, highest in ((0.0, -0.5, 0.5), (1.0, 0.5, 1.0)):
+        agent.target.policy.forward = lambda observation, mean=mean: torch.full((2000, 3), mean)
+        smoothed = agent.bootstrap(agent.transitions(make_batch(agent)))
+        assert {*smoothed.unique().tolist()} >= {lowest, highest}
+        assert (float(smoothed.min()), float(smoothed.max())) == (lowest, highest)
     quiet = make_agent("td3", smoothing_scale=0.0)
     batch = make_batch(quiet)
     step = quiet.transitions(batch)

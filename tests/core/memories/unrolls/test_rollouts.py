@@ -2,8 +2,8 @@
 
 import pytest
 
-from core.memories.unrolls.rollouts import RolloutMemory, RolloutParams
-from core.memory import batch_of, batch_state
+from core.memories.unrolls.rollouts import RolloutMemory
+from core.memory import MemoryParams, batch_of, batch_state
 from core.specs import WindowSpec
 from core.types import slice_batch
 from tests.core.tapes import CodedActor, check_coded_unrolls, coded_spec, unroll_memory
@@ -14,7 +14,7 @@ LENGTH = 4
 
 
 def make():
-    memory = unroll_memory(RolloutMemory, RolloutParams(), coded_spec((2,), 4), batch_size=ENVS, num_actors=2)
+    memory = unroll_memory(RolloutMemory, MemoryParams(), coded_spec((2,), 4), batch_size=ENVS, num_actors=2)
     return memory, [CodedActor(memory, actor) for actor in range(2)]
 
 
@@ -77,7 +77,7 @@ def test_other_batches_and_windows_are_refused():
     with pytest.raises(ValueError, match="of each of 4 environments, not 3"):
         memory.sample(3)
     with pytest.raises(ValueError, match="unrolls are whole chunks"):
-        RolloutMemory(RolloutParams(), memory.layout, WindowSpec(3, (0, 3), stride=3), 0)
+        RolloutMemory(MemoryParams(), memory.layout, WindowSpec(3, (0, 3), stride=3), 0)
 
 
 @pytest.mark.parametrize(
