@@ -24,15 +24,6 @@ def mask_actions(scores: Tensor, legal: Tensor | None) -> Tensor:
     return masked if scores.shape[-1] == count else torch.cat([masked, scores[..., count:]], -1)
 
 
-def mask_actions_of_arrays(scores: np.ndarray, legal: np.ndarray | None) -> np.ndarray:
-    """Do what `mask_actions` does, for numpy arrays."""
-    if legal is None:
-        return scores
-    count = legal.shape[-1]
-    masked = np.where(legal, scores[..., :count], np.finfo(scores.dtype).min)
-    return masked if scores.shape[-1] == count else np.concatenate([masked, scores[..., count:]], -1)
-
-
 def linear(step: int, start: float, end: float, steps: int) -> float:
     """Interpolate from start to end over `steps`, then stay at end."""
     return start + (end - start) * min(step / steps, 1.0)

@@ -18,7 +18,7 @@ from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater
 from core.model import Model, disable_host_sync, draw_noise_per_row
-from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions, mask_actions_of_arrays
+from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions
 from core.ops.returns import bootstrap_position, munchausen_bonus, n_step_return, soft_bootstrap
 from core.specs import Discrete, WindowKind, WindowSpec
 from core.types import ACTION_MASK, Batch, State, TimeStep, TransitionBatch, Window, slice_batch
@@ -115,7 +115,8 @@ class ActionValueAgent(Agent):
         num_actions: int = self.spec.action.num_actions  # type: ignore[union-attr]
         if output.shape[1] != num_actions:
             raise ValueError(f"the model gives values of {output.shape[1]} actions, and there are {num_actions}")
-        values = mask_actions_of_arrays(output.cpu().numpy(), legal := timestep.action_mask)  # [E, A]
+        legal = timestep.action_mask
+        values = mask_actions(output, None if legal is None else on_device(legal, self.device)).cpu().numpy()  # [E, A]
         action = values.argmax(1)
         if exploration is not None:
             action = epsilon_greedy(action, num_actions, exploration.epsilon, exploration.generator, legal)

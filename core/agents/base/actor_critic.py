@@ -26,7 +26,7 @@ from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerName, OptimizerParams
 from core.model import Model, disable_host_sync
-from core.ops.actions import mask_actions, mask_actions_of_arrays
+from core.ops.actions import mask_actions
 from core.ops.policy_distributions import (
     Categorical,
     ChoicesAndNumbers,
@@ -138,8 +138,9 @@ class ActorCriticAgent(Agent):
     @torch.inference_mode()
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         output, state = self.model(on_device(timestep.observation, self.device), state)
+        legal = None if timestep.action_mask is None else on_device(timestep.action_mask, self.device)
+        output = output._replace(logits=mask_actions(output.logits, legal))
         logits, value, features = (tensor.cpu().numpy() for tensor in output)
-        logits = mask_actions_of_arrays(logits, timestep.action_mask)
         action = self.policy.sample(logits, None if exploration is None else exploration.generator)
         extras = {"logits": logits, "value": value, "features": features}
         if self._has_numbers:

@@ -10,7 +10,6 @@ from core.ops.actions import (
     ladder,
     linear,
     mask_actions,
-    mask_actions_of_arrays,
     ornstein_uhlenbeck,
     random_legal_actions,
 )
@@ -95,7 +94,7 @@ def test_masked_policies_never_draw_illegal_actions(name, dtype):
     generator = np.random.default_rng(4)
     # illegal logits far above the legal ones
     scores = np.concatenate([np.where(legal, -50.0, 50.0), behind], 1).astype(dtype)
-    logits = mask_actions_of_arrays(scores, legal)
+    logits = mask_actions(torch.from_numpy(scores), torch.from_numpy(legal)).numpy()
     assert logits.dtype == dtype and (logits[:, sum(choices) :] == scores[:, sum(choices) :]).all()
     for draw in (generator, None, *[generator] * 50):
         actions = policy.sample(logits, draw).reshape(T * B, -1)[:, : len(choices)].astype(np.int64)
@@ -103,8 +102,8 @@ def test_masked_policies_never_draw_illegal_actions(name, dtype):
 
 
 def test_without_a_mask_scores_stay_themselves():
-    logits, array = torch.zeros(2, 3), np.zeros((2, 3))
-    assert mask_actions(logits, None) is logits and mask_actions_of_arrays(array, None) is array
+    logits = torch.zeros(2, 3)
+    assert mask_actions(logits, None) is logits
 
 
 def test_random_legal_actions_are_uniform_and_epsilon_greedy_takes_them():
