@@ -70,17 +70,20 @@ class LogRings:
             arrays["time"][process_ind, slot] = record.time
         counters[WRITTEN] = written + len(records)
 
-    def drain(self) -> tuple[list[Record], int]:
-        """Return new records, ordered by process, and how many were overwritten unread. Only the logger calls this."""
-        drained = [self.drain_process(process_ind) for process_ind in range(len(self._arrays["read"]))]
+    def drain(self, from_share: float = 0.0) -> tuple[list[Record], int]:
+        """Return new records, ordered by process, and how many were overwritten unread. Only the logger calls this.
+
+        Args:
+            from_share: Rings of which a smaller share is filled are left, where a new logger would find their records.
+        """
+        filled = (self._arrays["counters"][:, WRITTEN] - self._arrays["read"]) / self._capacity
+        drained = [self.drain_process(int(process_ind)) for process_ind in np.flatnonzero(filled >= from_share)]
         return [record for records, _ in drained for record in records], sum(dropped for _, dropped in drained)
 
     def drain_process(self, process_ind: int) -> tuple[list[Record], int]:
         """Return the new records of one process, and how many were overwritten unread."""
         read, counters = self._arrays["read"], self._arrays["counters"][process_ind]
         first, written = int(read[process_ind]), int(counters[WRITTEN])
-        if first == written:
-            return [], 0
         oldest = max(first, written - self._capacity)
         slots = np.arange(oldest, written) % self._capacity
         columns = (self._arrays[name][process_ind, slots].tolist() for name in Record._fields)

@@ -62,22 +62,22 @@ class _RunLog:
             self._write_start()
 
     def work(self) -> bool:
-        """Empty the rings, and do what is due. Return True if there was anything to do.
+        """Do what is due. Return True if there was anything to do.
 
-        An evaluation is written at once, because the next checkpoint counts it as made.
+        An evaluation is written at once, because the next checkpoint counts it as made. Other records wait in shared
+        memory until the period ends, or until their ring is half full.
         """
-        evaluations, agent_steps = self._collect(), self._context.counters.agent_steps
-        if evaluations:
-            self._write(evaluations, agent_steps)
-        if ends := self._ends_period.due(agent_steps):
+        agent_steps = self._context.counters.agent_steps
+        if self._ends_period.due(agent_steps):
             self._end_period()
-        elif shows := self._shows_progress.due(agent_steps):
+            return True
+        if evaluations := self._collect(from_share=0.5):
+            self._write(evaluations, agent_steps)
+        if shows := self._shows_progress.due(agent_steps):
             self._show(self._global_values(ends_period=False))
-        return bool(evaluations) or ends or shows
+        return bool(evaluations) or shows
 
     def close(self) -> None:
-        if evaluations := self._collect():
-            self._write(evaluations, self._context.counters.agent_steps)
         self._end_period()
         self._progress.close(self._shares.table())
         for tracker in self._trackers:
@@ -91,10 +91,17 @@ class _RunLog:
         step, now = int(self._counts["agent_steps"]), self._context.logs.now()
         self._files.write([Record(f"global/{name}", value, step, now) for name, value in self._counts.items()], step)
 
-    def _collect(self) -> list[Record]:
-        """Empty the rings. Return the records of evaluations, and keep the others until the period ends."""
-        records, dropped = self._context.logs.drain()
-        self._dropped += dropped
+    def _collect(self, from_share: float) -> list[Record]:
+        """Empty the evaluator's ring and those that are filled to a share, and keep what is not of evaluations.
+
+        Returns:
+            The records of evaluations.
+        """
+        context = self._context
+        evaluators = [number for number, (role, _) in enumerate(context.roles) if role == "evaluator"]
+        rings = [context.logs.drain(from_share), *map(context.logs.drain_process, evaluators)]
+        records = [record for new, _ in rings for record in new]
+        self._dropped += sum(dropped for _, dropped in rings)
         evaluations = [record for record in records if record.name.startswith(EVALUATOR)]
         self._records += [record for record in records if not record.name.startswith(EVALUATOR)]
         for record in evaluations:
@@ -104,11 +111,12 @@ class _RunLog:
 
     def _end_period(self) -> None:
         """Aggregate the records since the last call, and write them and the current values of the run."""
-        values = self._global_values(ends_period=True)
+        evaluations, values = self._collect(from_share=0.0), self._global_values(ends_period=True)
         step, now = int(values["global/agent_steps"]), self._context.logs.now()
         records, self._records = aggregate(self._shares.take(self._records)), []
         self._ends_period.start(step)
-        self._write([*records, *(Record(name, value, step, now) for name, value in values.items())], step)
+        records += [*evaluations, *(Record(name, value, step, now) for name, value in values.items())]
+        self._write(records, step)
         self._show(values)
 
     def _show(self, values: dict[str, float]) -> None:
