@@ -26,10 +26,10 @@ if __name__ == "__main__":
     early_answer = EarlyAnswer(sys.argv[1:])
 
 from core.common import fork_server
+from core.common.exit_codes import DONE
 from core.common.processes import kill_descendants
 from core.common.system import remove_empty_compile_caches
 from core.common.terminal import Terminal, relay_output
-from core.engines.run_end import DONE
 from utils import run_registry
 from utils.config.command_line import preload, read_options, refuse
 from utils.errors import ConfigurationError

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from core.common.exit_codes import BAD_CHECKPOINT
 from core.memories.unrolls.mixed import STRATEGIES
 from utils.config.command_line import read_options
 from utils.config.options_page import NAMES
 from utils.config.rows import SECTIONS, changed, declared, from_words
-from utils.errors import BAD_CHECKPOINT
 from utils.options import CONFIGS, Options
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "migration.md").read_text()

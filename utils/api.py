@@ -29,6 +29,7 @@ from core.acting.validated_env import split_joint_actions
 from core.agent import Agent, Exploration
 from core.checkpoint import model_file
 from core.checkpoint.run_checkpoint import STEP_FOLDER
+from core.common.exit_codes import BAD_CHECKPOINT, BAD_OPTIONS
 from core.common.settings import dotted
 from core.evaluation.episodes import EpisodeResults, play_episodes
 from core.runtime.options import make_env
@@ -37,7 +38,7 @@ from core.types import TimeStep, restart
 from utils import run_registry
 from utils.config import command_line, validation
 from utils.config.rows import CHOICES, changed, declared, find_row, from_row, kinds
-from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
+from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
 from utils.plot import curves
 from utils.plot.curves import Curve
@@ -127,7 +128,7 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
             f'run {run.signature} was interrupted: train("{config}", resume="{run.signature}") continues it'
         )
     problems = [line.removeprefix("error: ") for line in output if line.startswith("error: ")]
-    if code in (BAD_CONFIGURATION, BAD_CHECKPOINT) and problems:
+    if code in (BAD_OPTIONS, BAD_CHECKPOINT) and problems:
         raise ConfigurationError(problems, code)
     raise TrainingError(run.signature, code, output)
 

@@ -5,15 +5,14 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from core.common.exit_codes import BAD_OPTIONS
 from core.common.foreign_code import text_of
-
-BAD_CONFIGURATION, BAD_CHECKPOINT = 2, 3  # exit codes
 
 
 class ConfigurationError(Exception):
     """A start that is refused, with one sentence for the problem or for each, and the exit code of the process."""
 
-    def __init__(self, problems: str | Sequence[str], code: int = BAD_CONFIGURATION):
+    def __init__(self, problems: str | Sequence[str], code: int = BAD_OPTIONS):
         self.problems, self.code = (problems,) if isinstance(problems, str) else tuple(problems), code
         super().__init__("\n".join(self.problems))
 

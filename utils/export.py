@@ -26,13 +26,14 @@ from torch import Tensor, nn
 from core.agent import Agent
 from core.checkpoint.model_file import file_beside
 from core.checkpoint.run_checkpoint import CheckpointError
+from core.common.exit_codes import BAD_CHECKPOINT
 from core.common.files import replace_atomically
 from core.model import disable_host_sync
 from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import ACTION_MASK, OARInputs, PictureAndVector, State
 from utils.api import Policy, find_model, load
 from utils.config.command_line import refuse
-from utils.errors import BAD_CHECKPOINT, ConfigurationError, describe_exception
+from utils.errors import ConfigurationError, describe_exception
 
 TOLERANCE = 1e-4  # Allowed difference of torch and onnxruntime, relative to the largest number.
 BATCHES = 1, 3  # Batch sizes for which outputs are compared.

@@ -16,8 +16,9 @@ from core.agent import Agent
 from core.checkpoint import model_file, run_checkpoint
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
+from core.common.exit_codes import BAD_CHECKPOINT, BAD_OPTIONS, DONE, TRAINING_FAILED
 from core.common.processes import open_file_shortage
-from core.engines.run_end import BAD_OPTIONS, DONE, TRAINING_FAILED, resume_command_hint
+from core.engines.run_end import resume_command_hint
 from core.memory import Memory
 from core.model import Model
 from core.runtime.context import Context
@@ -28,7 +29,7 @@ from core.specs import EnvSpec
 from utils import run_registry
 from utils.config import memory_budget, throughput, validation
 from utils.config.rows import find_row, settings_on_file
-from utils.errors import BAD_CHECKPOINT, ConfigurationError, describe_exception
+from utils.errors import ConfigurationError, describe_exception
 from utils.options import Options
 
 PARTS = ("agent", "clock", "learner")  # of every checkpoint

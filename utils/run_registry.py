@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from core.checkpoint import model_file, run_checkpoint
+from core.common.exit_codes import BAD_CHECKPOINT, BAD_OPTIONS
 from core.common.files import TEMPORARY, try_lock, write_atomically
 from core.common.settings import dotted
 from core.runtime.options import RunOptions
-from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
+from utils.errors import ConfigurationError
 from utils.factory import did_you_mean, suggestion
 from utils.options import Options
 
@@ -265,13 +266,13 @@ def end(options: RunOptions, exit_code: int | None) -> None:
             path.unlink()
         run_checkpoint.clear(options.checkpoint_folder)
         model_file.clear(options.model_path)
-        if exit_code == BAD_CONFIGURATION and [path.name for path in file.parent.iterdir()] == [RUN_FILE]:
+        if exit_code == BAD_OPTIONS and [path.name for path in file.parent.iterdir()] == [RUN_FILE]:
             file.unlink()
             file.parent.rmdir()
             return
         started, content = file.stat().st_mtime_ns, json.loads(file.read_text())
         before = content.pop("before", content)
-        if exit_code in (BAD_CONFIGURATION, BAD_CHECKPOINT):
+        if exit_code in (BAD_OPTIONS, BAD_CHECKPOINT):
             if before is None:
                 file.unlink()
                 return

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from core.common.console import log_to_stderr
+from core.common.exit_codes import BAD_CHECKPOINT
 from core.common.files import TEMPORARY, sync_folder, write_atomically, write_durably
 
 STEP_FOLDER = re.compile(r"step_(\d{12})(?:\.(\d+))?")
@@ -36,7 +37,7 @@ MAPPED_BYTES = 1 << 28  # size from which a file is memory-mapped, so that a rep
 class CheckpointError(Exception):
     """An error that names a checkpoint or model file that cannot be written or used, and the reason."""
 
-    exit_code = 3  # of the process that it ends
+    exit_code = BAD_CHECKPOINT  # of the process that it ends
 
 
 # save -----------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import cast
 import torch
 
 from core.common.console import log_to_stderr
+from core.common.exit_codes import DONE, TRAINING_FAILED
 from core.common.processes import Interrupts, deliver_signals_to_forks
 from core.device.torch_runtime import use_threads
 from core.engines import run_end
@@ -78,8 +79,8 @@ class InlineEngine:
         if failed_writes or self._interrupts:
             self._log_resume_command()
         if failed_writes:
-            return run_end.TRAINING_FAILED
-        return self._interrupts.exit_code or run_end.DONE
+            return TRAINING_FAILED
+        return self._interrupts.exit_code or DONE
 
     def _run_rounds(self) -> None:
         """Run rounds until the run stops or every single-process has ended."""

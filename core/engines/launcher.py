@@ -6,9 +6,9 @@ machine, which cannot lose or gain nodes.
 
 from typing import Any, NamedTuple, Protocol
 
+from core.common.exit_codes import TRAINING_FAILED
 from core.common.foreign_code import text_of
 from core.distributed.learner_group import PeerLostError
-from core.engines.run_end import TRAINING_FAILED
 
 
 class ReportedError(NamedTuple):

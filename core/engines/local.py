@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from core.common import fork_server
+from core.common.exit_codes import DONE, TRAINING_FAILED
 from core.common.processes import (
     IGNORED_SIGNALS,
     deliver_signals_to_forks,
@@ -26,7 +27,7 @@ from core.common.processes import (
 )
 from core.device.torch_runtime import use_threads
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle, ReportedError
-from core.engines.run_end import DONE, TRAINING_FAILED, exit_code_of
+from core.engines.run_end import exit_code_of
 from core.engines.strays import Strays, end_marked, mark_forks
 from core.engines.supervisor import Supervisor
 from core.runtime.context import Context, Process

@@ -4,6 +4,7 @@ import shlex
 import signal
 import time
 
+from core.common.exit_codes import BAD_OPTIONS, TRAINING_FAILED
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
 from core.runtime.run_state import Schedule
@@ -40,9 +41,6 @@ class Conditions:
     def _done(self) -> bool:
         seconds = self._options.seconds
         return self._context.reached_limit() or (seconds is not None and time.monotonic() - self._started >= seconds)
-
-
-DONE, BAD_OPTIONS, TRAINING_FAILED = 0, 2, 4  # `Interrupts.exit_code` has those of signals: 129, 130, 143
 
 
 def interrupt_signals() -> list[signal.Signals]:

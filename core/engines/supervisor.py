@@ -19,10 +19,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from core.common.console import log_to_stderr
+from core.common.exit_codes import DONE, TRAINING_FAILED
 from core.common.processes import Interrupts
 from core.distributed.torch_group import local_rendezvous, network_rendezvous
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle
-from core.engines.run_end import DONE, TRAINING_FAILED, Conditions, interrupt_signals, resume_command_hint, unsaved
+from core.engines.run_end import Conditions, interrupt_signals, resume_command_hint, unsaved
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import main
-from core.engines.run_end import BAD_OPTIONS, DONE, TRAINING_FAILED
+from core.common.exit_codes import BAD_OPTIONS, DONE, TRAINING_FAILED
 from utils import launch, run_registry
 from utils.config.command_line import read_options
 from utils.launch import ElasticRun

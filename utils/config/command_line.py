@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 
 from core.checkpoint.run_checkpoint import STEP_FOLDER
 from core.common.console import log_to_stderr
+from core.common.exit_codes import BAD_CHECKPOINT, BAD_OPTIONS
 from core.common.settings import dotted
 from utils import run_registry
 from utils.config import rows, validation
 from utils.config.options_page import WIDTH, help_sections, help_text
-from utils.errors import BAD_CHECKPOINT, BAD_CONFIGURATION, ConfigurationError
+from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict, did_you_mean, suggestion
 from utils.options import CONFIGS, RUN, Options
 from utils.run_registry import SavedRun
@@ -143,7 +144,7 @@ def read(arguments: Sequence[str]) -> Options:
     problems += validation.problems(options, refused)
     if saved is not None and options.mode == 1:
         problems += _differences(options, saved)
-    code = missing.code if missing and not problems else BAD_CONFIGURATION
+    code = missing.code if missing and not problems else BAD_OPTIONS
     if problems := [*problems, *(missing.problems if missing else ())]:
         if options.check:
             from utils.config.check import print_refused

@@ -23,10 +23,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from core.common.exit_codes import BAD_CHECKPOINT
 from core.common.terminal import relay_output
 from utils.config.command_line import refuse, split
 from utils.config.rows import CHOICES, changed, class_defaults, flatten, split_values
-from utils.errors import BAD_CHECKPOINT, ConfigurationError, import_extra
+from utils.errors import ConfigurationError, import_extra
 from utils.options import PROJECT, Options
 from utils.plot import figures
 from utils.plot.curves import METRICS, PERIOD, STOPS, Curve, counts, curve_of, late_score, read_lines, until

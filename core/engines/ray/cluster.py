@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from core.common.exit_codes import BAD_OPTIONS
 from core.common.processes import ALLOCATOR_VARIABLES
-from core.engines.run_end import BAD_OPTIONS
 from core.runtime.options import RayParams
 
 Needs = dict[str, dict[str, float]]  # name of a process -> CPUs and GPUs

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from core.common.console import log_to_stderr
+from core.common.exit_codes import TRAINING_FAILED
 from core.engines.ray.cluster import Cluster, ClusterError, Head
 from core.engines.ray.placement import PlacementReservation, process_needs
-from core.engines.run_end import TRAINING_FAILED, resume_command_hint
+from core.engines.run_end import resume_command_hint
 from core.engines.supervisor import Supervisor
 from core.runtime.context import Context, Process
 

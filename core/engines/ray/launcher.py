@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from core.common.console import log_to_stderr
+from core.common.exit_codes import DONE, TRAINING_FAILED
 from core.common.files import TEMPORARY
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle, ReportedError
 from core.engines.ray.cluster import Answer, Cluster, ClusterError, Head, Nodes
@@ -30,7 +31,7 @@ from core.engines.ray.placement import (
 from core.engines.ray.remote_context import RemoteRunInfo
 from core.engines.ray.trajectory_server import TrajectoryServer, snapshot
 from core.engines.ray.worker import Host, Worker, code_digests
-from core.engines.run_end import DONE, TRAINING_FAILED, exit_code_of
+from core.engines.run_end import exit_code_of
 from core.runtime.context import Context, Process
 
 COLLECT_TIMEOUT = 2.0  # seconds for the last answers of other nodes

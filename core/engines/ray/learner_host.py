@@ -28,13 +28,13 @@ import ray
 
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
+from core.common.exit_codes import TRAINING_FAILED
 from core.common.processes import set_process_name
 from core.distributed.learner_group import Rendezvous
 from core.engines.ray.cluster import Sweeper
 from core.engines.ray.remote_context import RemoteRunInfo
 from core.engines.ray.trajectory_server import PIECE_BYTES, NodeReport, RunSnapshot, TrajectoryServer
 from core.engines.ray.worker import Host, check_code
-from core.engines.run_end import TRAINING_FAILED
 from core.memory import Memory
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record

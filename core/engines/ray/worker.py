@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import ray
 
 from core.common.console import log_to_stderr
+from core.common.exit_codes import BAD_OPTIONS, TRAINING_FAILED
 from core.common.processes import set_process_name
 from core.device.torch_runtime import use_threads
 from core.engines.local import drive
 from core.engines.ray.remote_context import RemoteRunInfo, ServerConnection, remote_context
-from core.engines.run_end import BAD_OPTIONS, TRAINING_FAILED
 from core.runtime.context import Context, Process
 
 PROJECT = Path(__file__).resolve().parents[3]

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from core.common.exit_codes import BAD_OPTIONS, DONE, TRAINING_FAILED
 from core.distributed.learner_group import PeerLostError
-from core.engines import local, run_end
+from core.engines import local
 
 
 def done(context, index):
@@ -79,13 +80,13 @@ class Beats:
 @pytest.mark.parametrize(
     ("process", "exit_code", "told"),
     [
-        (done, run_end.DONE, None),
-        (failed, run_end.TRAINING_FAILED, ("ValueError: a fault", False)),
-        (failed_at_length, run_end.TRAINING_FAILED, (local._shortened(f"ValueError: {LONG}"), False)),
-        (unreadable, run_end.TRAINING_FAILED, ("Unreadable: (its __str__ raises RuntimeError)", False)),
-        (peer_lost, run_end.TRAINING_FAILED, ("PeerLostError: learner 1 was lost", True)),
-        (package_missing, run_end.BAD_OPTIONS, ("ImportError: no such package", False)),
-        (package_missing_later, run_end.TRAINING_FAILED, ("ImportError: no such package", False)),
+        (done, DONE, None),
+        (failed, TRAINING_FAILED, ("ValueError: a fault", False)),
+        (failed_at_length, TRAINING_FAILED, (local._shortened(f"ValueError: {LONG}"), False)),
+        (unreadable, TRAINING_FAILED, ("Unreadable: (its __str__ raises RuntimeError)", False)),
+        (peer_lost, TRAINING_FAILED, ("PeerLostError: learner 1 was lost", True)),
+        (package_missing, BAD_OPTIONS, ("ImportError: no such package", False)),
+        (package_missing_later, TRAINING_FAILED, ("ImportError: no such package", False)),
     ],
 )
 def test_a_process_exits_at_once_with_the_code_of_its_work(process, exit_code, told):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from core.engines import run_end
+from core.common.exit_codes import TRAINING_FAILED
 
 pytest.importorskip("ray")
 
@@ -20,7 +20,7 @@ def test_a_process_ends_with_the_owner_of_its_memory():
                 assert member.stdout.readline() == "\n" and member.poll() is None
                 owner.kill()
                 owner.wait()
-                assert member.wait(60) == run_end.TRAINING_FAILED
+                assert member.wait(60) == TRAINING_FAILED
                 assert f"the owner of its shared memory (pid {owner.pid}) has ended" in member.stderr.read()
             finally:
                 owner.kill()
