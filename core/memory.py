@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from core.common.settings import frozen_dataclass
-from core.common.tree import tree_map
 from core.specs import WindowKind, WindowSpec
 from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
-from core.types import Batch, SampleIds, Window
+from core.types import Batch, SampleIds, Window, tree_map
 
 
 @frozen_dataclass

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from core.common.settings import combined, frozen_dataclass
-from core.common.tree import tree_map
 from core.specs import EnvSpec
-from core.types import State
+from core.types import State, tree_map
 
 
 @frozen_dataclass

@@ -1,12 +1,11 @@
 """Data that crosses rooms: time steps, windows, batches, and the inputs and outputs of networks."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from core.common.tree import tree_map
 
 State = tuple[Tensor, ...]  # recurrent state, each [B, ...]; empty for feed-forward models
 
@@ -136,3 +135,30 @@ class OARInputs(NamedTuple):
     observation: Tensor  # [..., *observation_shape] in its stored dtype
     action: Tensor  # [...] of any integer dtype, the action that led here; -1 where an episode starts
     reward: Tensor  # [...] float32, the reward of that action; 0 where an episode starts
+
+
+# nested tensors -------------------------------------------------------------------------------------------------------
+def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Return the same structure with every leaf replaced by `function(leaf, *leaves)`.
+
+    Args:
+        function: Applied to each leaf and to the leaves at its place in the other trees.
+        tree: A tensor or array, None, or nested tuples and dictionaries of these. None stays None, and named tuples
+            keep their type.
+        others: Trees of the same structure.
+    """
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return {name: tree_map(function, child, *(other[name] for other in others)) for name, child in tree.items()}
+    if isinstance(tree, tuple | list):
+        children = [tree_map(function, *parts) for parts in zip(tree, *others, strict=True)]
+        return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
+    return function(tree, *others)
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """Return the leaves of a tree, in order."""
+    leaves = list[Any]()
+    tree_map(leaves.append, tree)
+    return leaves

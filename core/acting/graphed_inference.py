@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from core.agent import Agent
-from core.common.tree import tree_leaves, tree_map
 from core.device.recorded_work import CudaGraphCallable
 from core.model import Model
+from core.types import tree_leaves, tree_map
 
 
 def with_graphed_forward(agent: Agent, cuda_graph: Literal["auto", "on", "off"]) -> Agent:

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.common.tree import tree_map
 from core.device.recorded_work import is_recording
 from core.model import Model
 from core.specs import EnvSpec
+from core.types import tree_map
 
 # Height and width from which convolutions are faster in bfloat16 (docs/results/arithmetic.md).
 MIN_IMAGE_SIZE = 42

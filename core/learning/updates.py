@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from core.agent import Agent, LearnerOutput
-from core.common.tree import tree_leaves, tree_map
 from core.device.recorded_work import CudaGraphCallable
 from core.device.torch_runtime import upload_all
 from core.learning.gradients import MicroBatcher, use_microbatches
 from core.memory import DeviceMemory
-from core.types import Batch
+from core.types import Batch, tree_leaves, tree_map
 
 
 class MetricAccumulator:

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from core.acting.graphed_inference import with_graphed_forward
 from core.agent import ActorOutput, Agent, Exploration
-from core.common.tree import tree_map
 from core.env import Env
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
-from core.types import State, TimeStep, restart
+from core.types import State, TimeStep, restart, tree_map
 
 
 def actor(context: Context, index: int) -> Iterator[bool]:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from core.agent import AgentParams
 from core.common.settings import frozen_dataclass
-from core.common.tree import tree_leaves, tree_map
 from core.distributed.learner_group import all_reduce_and, all_reduce_sum, num_learners
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer
+from core.types import tree_leaves, tree_map
 
 
 @frozen_dataclass

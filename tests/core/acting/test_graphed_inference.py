@@ -8,10 +8,9 @@ import torch
 
 from core.acting.graphed_inference import StaticInputs, capture_forward, with_graphed_forward
 from core.agents.impala import Impala
-from core.common.tree import tree_leaves
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.runtime.parameter_store import ParameterStore
-from core.types import TimeStep, restart
+from core.types import TimeStep, restart, tree_leaves
 from tests.core.learning.test_graphed_update import Watch
 from tests.core.resident_agents import AGENTS, DISCRETE
 from tests.core.resident_agents import make_agent as make_planned

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from core.agents.iqn import IQN
-from core.common.tree import tree_map
 from core.distributed.learner_group import SingleLearner, state_digest
 from core.learning import gradients
 from core.models.dqn import RainbowMLP
 from core.models.iqn import IQNMLP
-from core.types import slice_batch
+from core.types import slice_batch, tree_map
 from tests.core import resident_agents
 from tests.core.learning import test_staged_update
 from tests.selection import slow_except

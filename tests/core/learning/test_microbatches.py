@@ -9,14 +9,13 @@ from torch import nn
 
 from core.agent import make_learner_output
 from core.agents.iqn import IQN
-from core.common.tree import tree_map
 from core.distributed.learner_group import LearnerGroup, active_group
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.updates import EagerUpdates
 from core.models.dqn import RainbowMLP
 from core.models.iqn import IQNMLP
-from core.types import slice_batch
+from core.types import slice_batch, tree_map
 from tests.core import resident_agents
 from tests.core.learning import test_staged_update
 from tests.core.single_processes.test_learner import numbered_batch

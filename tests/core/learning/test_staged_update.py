@@ -10,11 +10,10 @@ from core.agents.impala import Impala
 from core.agents.ppo import PPO
 from core.agents.pqn import PQN
 from core.agents.td3 import TD3
-from core.common.tree import tree_leaves
 from core.learning.updates import EagerUpdates, GraphedUpdate, StagedBatches
 from core.models.actor_critic import MLPAC
 from core.models.dqn import DQNMLP
-from core.types import Batch, SampleIds, Window
+from core.types import Batch, SampleIds, Window, tree_leaves
 from tests.core.devices import DEVICES
 from tests.core.learning.test_graphed_update import CPU, Watch
 from tests.core.resident_agents import CONTINUOUS, DISCRETE

@@ -8,11 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from core.common.tree import tree_leaves
 from core.learning.precision import in_bf16
 from core.models.layers.torsos import PictureAndVectorTorso, convolutions
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
-from core.types import OARInputs
+from core.types import OARInputs, tree_leaves
 from utils.factory import ModelsDict
 
 NUMBERS = 3
