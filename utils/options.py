@@ -156,30 +156,28 @@ CONFIGS += [{"name": "rainbow-pong", "game": "pong", **RAINBOW_ATARI},
              "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-8, "agent.target_update_period": 200,
              "memory.capacity": 50_000, "memory.beta_updates": 25_000, "rate_limiter.min_replay_size": 1_000,
              "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 200_000}]
-# What each of Rainbow's six parts is worth, on MinAtar in 60,000 agent steps. A brick every dozen steps is a return of
-# 9 at gamma 0.99, so the atoms span 0 to 20.
-ABLATION = {"env_type": "minatar", "game": "breakout", "agent.n_step": 3, "agent.learning_rate": 2.5e-4,
-            "agent.target_update_period": 1_000, "agent.exploration_epsilon_start": 0.0,
-            "agent.exploration_epsilon_end": 0.0, "memory.capacity": 100_000, "rate_limiter.min_replay_size": 5_000,
-            "learner.compile": "auto", "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30,
-            "steps": 200_000}
+# What each of Rainbow's six parts is worth, on MinAtar in 60,000 agent steps. The atoms span the paper's -10 to 10.
+# Atoms from 0 to 20 begin at a value of 10, from which Rainbow never learnt to dive in Seaquest.
+ABLATION = {"env_type": "minatar", "game": "breakout", "agent_type": "rainbow", "model_type": "rainbow-minatar",
+            "agent.n_step": 3, "agent.learning_rate": 2.5e-4, "agent.target_update_period": 1_000,
+            "agent.exploration_epsilon_start": 0.0, "agent.exploration_epsilon_end": 0.0,
+            "memory.capacity": 100_000, "rate_limiter.min_replay_size": 5_000, "learner.compile": "auto",
+            "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 200_000}
 # beta anneals over two million agent steps, so it ends at 0.46 (200,000 steps) or 0.42 (60,000 steps).
 BY_PRIORITY = {"memory_type": "prioritized", "memory.alpha": 0.5, "memory.beta_updates": 500_000}
-RAINBOW_AGENT = {"agent_type": "rainbow", "model_type": "rainbow-minatar"}
-C51 = {**RAINBOW_AGENT, "agent.v_min": 0.0, "agent.v_max": 20.0}
 WITHOUT_ONE_PART = {**ABLATION, "steps": 60_000}
 CONFIGS += [
-    {"name": "rainbow-minatar-breakout", **ABLATION, **BY_PRIORITY, **C51},
-    {"name": "rainbow-no-double-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, **C51, "agent.double_q": False},
-    {"name": "rainbow-no-dueling-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, **C51, "model.dueling": False},
-    {"name": "rainbow-no-noisy-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, **C51, "model.noisy": False,
+    {"name": "rainbow-minatar-breakout", **ABLATION, **BY_PRIORITY},
+    {"name": "rainbow-no-double-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, "agent.double_q": False},
+    {"name": "rainbow-no-dueling-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, "model.dueling": False},
+    {"name": "rainbow-no-noisy-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, "model.noisy": False,
      "agent.exploration_epsilon_start": 1.0, "agent.exploration_epsilon_end": 0.01,
      "agent.exploration_epsilon_steps": 100_000},
-    {"name": "rainbow-no-prioritized-minatar-breakout", **WITHOUT_ONE_PART, **C51, "memory_type": "shared"},
-    {"name": "rainbow-no-nstep-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, **C51, "agent.n_step": 1},
+    {"name": "rainbow-no-prioritized-minatar-breakout", **WITHOUT_ONE_PART, "memory_type": "shared"},
+    {"name": "rainbow-no-nstep-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, "agent.n_step": 1},
     {"name": "rainbow-no-distributional-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, "agent_type": "dqn",
      "model_type": "dqn-minatar", "model.dueling": True, "model.noisy": True},
-    {"name": "rainbow-quantile-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY, **RAINBOW_AGENT,
+    {"name": "rainbow-quantile-minatar-breakout", **WITHOUT_ONE_PART, **BY_PRIORITY,
      "agent.distribution": "quantile"},
 ]
 
