@@ -239,7 +239,10 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
         raise ConfigurationError([f"model file {file}: {problem}" for problem in problems], BAD_CHECKPOINT)
     known, excluded = declared(options), (*CHOICES, *command_line.OF_THIS_START)
     settings = {name: value for name, value in saved.items() if name in known and name not in excluded}
-    return dataclasses.replace(changed(options, settings)[0], mode=2)
+    options, refused = changed(options, settings)
+    if refused:
+        raise ConfigurationError([f"model file {file}: {sentence}" for sentence in refused.values()], BAD_CHECKPOINT)
+    return dataclasses.replace(options, mode=2)
 
 
 class Policy:

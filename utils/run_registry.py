@@ -109,10 +109,22 @@ def read(log_folder: Path) -> SavedRun | None:
 
 
 def signature_of(value: str) -> str:
-    """Return the signature of a run, given the signature, log folder, model file or a folder of checkpoints."""
+    """Return the signature of a run, given the signature, its log folder or its checkpoints.
+
+    Raises:
+        ConfigurationError: The value is a model file, or not the newest of the run's checkpoints.
+    """
     path = Path(value)
-    name = path.parent.name if path.name.startswith("step_") else path.name
-    return name.removesuffix(".pth").removesuffix("_checkpoints")
+    if path.suffix == ".pth":
+        name = path.name.removesuffix(".pth")
+        raise ConfigurationError(
+            f"{value} is a model file: --resume {name} continues its run, --model_file {value} starts another with it"
+        )
+    if not path.name.startswith("step_"):
+        return path.name.removesuffix("_checkpoints")
+    if path.name != (newest := max((each.name for each in path.parent.glob("step_*")), default=path.name)):
+        raise ConfigurationError(f"a run continues from its newest checkpoint, {newest}; {value} is an older one")
+    return path.parent.name.removesuffix("_checkpoints")
 
 
 def claim(options: Options, size: int = 0) -> Options:

@@ -7,6 +7,7 @@
 - Files are read with `weights_only=True`: nothing in a file is executed.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from core.common.console import log_to_stderr
 from core.common.exit_codes import BAD_CHECKPOINT
-from core.common.files import TEMPORARY, sync_folder, write_atomically, write_durably
+from core.common.files import TEMPORARY, sync_folder, write_durably
 
 STEP_FOLDER = re.compile(r"step_(\d{12})(?:\.(\d+))?")
 STORED_FILE = re.compile(r"\w+\.pt")
@@ -84,9 +85,11 @@ def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Seque
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         sync_folder(folder)
-        write_atomically(folder / "latest", f"{checkpoint.name}\n".encode())
         _prune(folder, checkpoint, keep)
     except OSError as error:
+        if error.errno == errno.ENOSPC and not parts and (older := _checkpoints(folder)[:-1]):
+            _delete(older)  # the disk has room for fewer than `keep` and the new one
+            return save(folder, state, step, keep)
         raise CheckpointError(f"cannot write a checkpoint of step {step} in {folder}: {error}") from error
     return checkpoint
 
@@ -201,10 +204,12 @@ def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, 
     for checkpoint in reversed(checkpoints):
         try:
             state = read(checkpoint, names)
-        except (OSError, CheckpointError) as error:
+        except (FileNotFoundError, CheckpointError) as error:
             errors.append(f"{checkpoint.name}: {error}")
             log_to_stderr(f"warning: damaged checkpoint {checkpoint.name}: {error}")
             continue
+        except OSError as error:  # the checkpoint may be intact, and the next save would delete it
+            raise CheckpointError(f"checkpoint {checkpoint} cannot be read: {error}") from error
         if errors:
             log_to_stderr(f"warning: falling back to checkpoint {checkpoint.name}")
         return state, checkpoint
@@ -340,8 +345,12 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
     """Delete checkpoints that are too old, and those after `newest`."""
     checkpoints = _checkpoints(folder)
     position = checkpoints.index(newest)
-    for path in [*checkpoints[: max(position + 1 - keep, 0)], *checkpoints[position + 1 :]]:
-        renamed = folder / f"{TEMPORARY}{path.name}"
+    _delete([*checkpoints[: max(position + 1 - keep, 0)], *checkpoints[position + 1 :]])
+
+
+def _delete(checkpoints: Iterable[Path]) -> None:
+    for path in checkpoints:
+        renamed = path.with_name(f"{TEMPORARY}{path.name}")
         os.replace(path, renamed)  # because a process killed while it deletes would leave half a checkpoint
         _remove([renamed])
 

@@ -19,7 +19,7 @@ class Conditions:
     def __init__(self, context: Context):
         self._context, self._options, self._started = context, context.options, time.monotonic()
         learner, agent_steps = self._options.learner, context.counters.agent_steps
-        self._schedules = []
+        self._schedules, self._is_saving = [], False
         if learner.checkpoint_steps:
             self._schedules.append(Schedule(0.0, learner.checkpoint_steps, agent_steps))
         if self._options.engine != "inline":  # its checkpoints change what actors do, and one seed must give one run
@@ -30,6 +30,10 @@ class Conditions:
         run_state, agent_steps = self._context.run_state, self._context.counters.agent_steps
         if run_state.stopped or self._options.mode == 2:
             return
+        if self._is_saving and not run_state.checkpoint_due:  # the period is the time between two saves
+            for schedule in self._schedules:
+                schedule.start_period()
+        self._is_saving = run_state.checkpoint_due
         if self._done():
             run_state.request_checkpoint()
             run_state.stop()

@@ -388,10 +388,14 @@ class Schedule:
         self._period, self._steps = period, steps
         self.start(agent_steps)
 
+    def start_period(self) -> None:
+        """Begin a new interval of seconds; that of steps stays."""
+        self._next_time = time.monotonic() + self._period
+
     def due(self, agent_steps: int) -> bool:
         return agent_steps >= self._next_steps if self._steps else time.monotonic() >= self._next_time
 
     def start(self, agent_steps: int) -> None:
         """Begin a new interval. With `steps`, it ends at their next multiple."""
-        self._next_time = time.monotonic() + self._period
+        self.start_period()
         self._next_steps = (agent_steps // self._steps + 1) * self._steps if self._steps else 0

@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 
 import numpy as np
 
@@ -105,10 +104,14 @@ def _best_score_on_disk(context: Context) -> float:
     """
     if context.resume_from is None and context.counters.scores is None:
         return -math.inf
-    with suppress(CheckpointError):
+    if not context.options.model_path.exists():
+        return -math.inf
+    try:
         score = model_file.load_weights(context.options.model_path)[1].get("score")
-        return -math.inf if score is None else float(score)
-    return -math.inf
+    except CheckpointError as error:
+        log_to_stderr(f"warning: the next evaluation replaces the best model, which cannot be read: {error}")
+        return -math.inf
+    return -math.inf if score is None else float(score)
 
 
 def _save(context: Context, index: int, agent: Agent, agent_steps: int, score: float | None) -> bool:

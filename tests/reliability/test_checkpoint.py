@@ -1,3 +1,4 @@
+import errno
 import json
 import multiprocessing
 import os
@@ -61,13 +62,12 @@ def test_a_saved_state_is_loaded_unchanged(tmp_path: Path) -> None:
     state, loaded_from = load(folder)
     assert_state(state, 7)
     assert loaded_from == path == folder / "step_000000000007"
-    assert (folder / "latest").read_text() == "step_000000000007\n"
 
 
 def test_only_the_newest_are_kept_and_no_temporary_is_left(tmp_path: Path) -> None:
     for step in (1, 2, 10, 3_000):
         save(tmp_path, state_of(step), step, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000000000010", "step_000000003000"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000000000010", "step_000000003000"]
 
 
 def test_a_second_checkpoint_of_one_step_is_the_newer_one(tmp_path: Path) -> None:
@@ -81,7 +81,44 @@ def test_the_newest_of_many_checkpoints_of_one_step_are_kept(tmp_path: Path) -> 
         newest = save(tmp_path, state_of(number), 5, keep=2)
         assert_state(load(tmp_path)[0], number)
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_000000000005.4", "step_000000000005.5"]
-    assert newest.name == (tmp_path / "latest").read_text().strip() == "step_000000000005.5"
+    assert newest.name == "step_000000000005.5"
+
+
+def test_a_disk_without_room_for_one_more_keeps_the_newest_and_the_new_one(tmp_path: Path, monkeypatch) -> None:
+    write_torch = run_checkpoint.write_torch
+
+    def on_a_small_disk(path: Path, value: object) -> dict:
+        if len([*tmp_path.glob("step_*")]) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_torch(path, value)
+
+    monkeypatch.setattr(run_checkpoint, "write_torch", on_a_small_disk)
+    room = 1
+    for step in range(1, 6):
+        save(tmp_path, state_of(step), step, keep=2)
+        assert_state(load(tmp_path)[0], step)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["step_000000000004", "step_000000000005"]
+    room = 0
+    with pytest.raises(CheckpointError, match="No space left"):
+        save(tmp_path, state_of(6), 6, keep=2)
+    assert_state(load(tmp_path)[0], 5)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(tmp_path: Path, monkeypatch) -> None:
+    for step in (1, 2):
+        save(tmp_path, state_of(step), step, keep=2)
+    sha256 = run_checkpoint.file_sha256
+
+    def without_descriptors(path: Path) -> str:
+        if "2" in path.parent.name:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return sha256(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_checkpoint, "file_sha256", without_descriptors)
+        with pytest.raises(CheckpointError, match=r"step_000000000002 cannot be read: .*Too many open files"):
+            load(tmp_path)
+    assert_state(load(tmp_path)[0], 2)
 
 
 def test_saving_an_earlier_step_removes_later_checkpoints(tmp_path: Path) -> None:
@@ -277,7 +314,7 @@ def test_a_kill_at_any_system_call_leaves_a_whole_checkpoint(tmp_path: Path, cap
         loaded.append(state["learner"]["count"])
         assert_state(state, loaded[-1])
         save(folder, state_of(3), 3, keep=1)
-        assert sorted(path.name for path in folder.iterdir()) == ["latest", "step_000000000003"]
+        assert sorted(path.name for path in folder.iterdir()) == ["step_000000000003"]
         if process.exitcode == 0:
             break
     assert process.exitcode == 0 and loaded == sorted(loaded) and loaded[0] == 1 and loaded.count(2) > 3

@@ -86,7 +86,7 @@ def test_ending_a_run_removes_its_temporary_files_only(options):
     for name in (run.model_path.name, "another.pth"):
         (run.model_path.parent / f".temporary_{name}").touch()
     run_registry.end(run, 4)
-    assert {path.name for path in run.checkpoint_folder.iterdir()} == {kept.name, "latest"}
+    assert {path.name for path in run.checkpoint_folder.iterdir()} == {kept.name}
     assert [path.name for path in run.model_path.parent.iterdir() if path.is_file()] == [".temporary_another.pth"]
 
 

@@ -175,6 +175,14 @@ def test_a_model_without_options_needs_its_runs_log_folder(trained, tmp_path):
         load(tmp_path / "none.pth")
 
 
+def test_a_model_with_options_that_are_refused_now_is_not_loaded(trained, tmp_path):
+    weights, metadata = model_file.load_weights(trained("dqn").model_path)
+    metadata["options"]["agent"]["evaluation_epsilon"] = 7.0
+    model_file.save_weights(tmp_path / "changed.pth", weights, metadata)
+    with pytest.raises(ConfigurationError, match=r"changed\.pth: agent\.evaluation_epsilon=7\.0 must be"):
+        load(tmp_path / "changed.pth")
+
+
 def test_a_checkpoint_is_loaded_with_the_options_of_its_run(trained):
     run = trained("r2d2")
     (checkpoint,) = run.checkpoint_folder.glob("step_*")

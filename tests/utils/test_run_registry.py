@@ -66,3 +66,15 @@ def test_a_run_that_is_named_without_its_machine_is_suggested(continued, root):
     options = continued("dqn-cartpole")
     with pytest.raises(ConfigurationError, match=f"there is no run 1 in .*, did you mean {options.signature}"):
         run_registry.find(str(root), "1")
+
+
+def test_a_run_is_named_by_its_signature_its_folders_or_its_newest_checkpoint(tmp_path):
+    folder = tmp_path / "models" / "local_one_checkpoints"
+    for step in ("step_000000000007", "step_000000000020"):
+        (folder / step).mkdir(parents=True)
+    for value in ("local_one", "logs/local_one", str(folder), str(folder / "step_000000000020")):
+        assert run_registry.signature_of(value) == "local_one"
+    with pytest.raises(ConfigurationError, match="from its newest checkpoint, step_000000000020"):
+        run_registry.signature_of(str(folder / "step_000000000007"))
+    with pytest.raises(ConfigurationError, match="--resume local_one continues its run, --model_file"):
+        run_registry.signature_of("models/local_one.pth")

@@ -30,7 +30,8 @@ OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "actor.devi
                  "record", "profile", "profile_trace", "episodes", "check", "root", "seconds")
 # Options and sections that no continuation may change.
 FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.distribution", "agent.optimizer",
-         "agent.rmsprop_centered", "agent.squash_actions", "env", "model")
+         "agent.rmsprop_centered", "agent.squash_actions", "agent.v_min", "agent.v_max", "agent.rescaling_eps", "env",
+         "model")
 # Options that give the stored replay its size, its shape and its priorities.
 FIXED_WITH_REPLAY = ("memory_type", "memory.capacity", "num_learners", "num_actors", "num_envs_per_actor",
                      "actor.chunk_length", "agent.n_step", "agent.unroll_length", "agent.burn_in",
@@ -254,14 +255,14 @@ def _help(options: Options, words: Sequence[str]) -> NoReturn:
 def _saved_run(start: Options, row: Row, words: Words) -> tuple[SavedRun | None, ConfigurationError | None]:
     """Return the run to continue or to test, or why there is none; (None, None) if no saved run is asked for."""
     if start.mode == 1:
-        asked = start.resume and run_registry.signature_of(start.resume)
-        sections, suffix = ["env", "model"], "_checkpoints/step_*"
+        asked, sections, suffix = start.resume, ["env", "model"], "_checkpoints/step_*"
     else:
         asked = None if start.model_file is not None else "newest" if start.timestamp is None else start.signature
         sections, suffix = ["model"], ".pth"
     if asked is None:
         return None, None
     try:
+        asked = run_registry.signature_of(asked)
         if asked == "newest":
             return run_registry.newest(start.root, *_wanted(row, words, sections), suffix), None
         return run_registry.find(start.root, asked), None

@@ -372,7 +372,7 @@ PARTS = {  # the options in which each ablation differs from Rainbow
         "agent.exploration_epsilon_steps": 100_000,
     },
     "no-distributional": PLAIN_Q,
-    "quantile": {"agent.distribution": "quantile", "agent.v_min": -10.0, "agent.v_max": 10.0},
+    "quantile": {"agent.distribution": "quantile"},
 }
 
 

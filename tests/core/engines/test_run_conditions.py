@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from core.engines.run_end import Conditions
+from core.runtime import run_state as run_state_module
 from core.runtime.context import Context
 from core.runtime.options import LearnerParams
 from core.runtime.run_state import RunCounters, RunState
@@ -83,3 +84,20 @@ def test_checkpoints_by_steps_come_beside_those_of_the_period(run):
     options.engine, options.learner = "local", LearnerParams(checkpoint_steps=10**9, checkpoint_period=1e-9)
     Conditions(context_of(counters, run_state, options)).check()
     assert run_state.checkpoint_due
+
+
+def test_the_period_begins_when_a_checkpoint_is_saved(run, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(run_state_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    counters, run_state, conditions = run
+    options = conditions._options
+    options.engine, options.learner = "local", LearnerParams(checkpoint_period=60.0)
+    conditions, due = Conditions(context_of(counters, run_state, options)), []
+    for now[0] in range(0, 300, 10):
+        if run_state.checkpoint_due and now[0] >= due[-1] + 70:  # a save takes longer than the period
+            run_state.confirm_checkpoint()
+        was_due = run_state.checkpoint_due
+        conditions.check()
+        if run_state.checkpoint_due and not was_due:
+            due.append(now[0])
+    assert due == [60, 190]  # saved at 130 and 260

@@ -26,6 +26,8 @@ def saved(root):
     [
         (("rainbow-cartpole",), "agent.distribution", "quantile"),
         (("impala-cartpole", "--game", "Pendulum-v1"), "agent.squash_actions", "True"),
+        (("rainbow-cartpole",), "agent.v_max", "1000"),
+        (("r2d2-cartpole",), "agent.rescaling_eps", "0.5"),
     ],
 )
 def test_what_the_networks_numbers_mean_cannot_change(words, option, value, saved, refuse):
