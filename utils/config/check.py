@@ -243,7 +243,8 @@ def _stored_state(agent: Agent) -> Any:
 def _difference(first: Any, second: Any, name: str) -> str | None:
     """Return where two states differ, None if nowhere."""
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        parts = [(first[key], second[key], f"{name}.{key}") for key in first]
+        # Settings of an optimiser are those of this start, and its learning rate is set at every step.
+        parts = [(first[key], second[key], f"{name}.{key}") for key in first if key != "param_groups"]
     elif isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
         parts = [(*pair, f"{name}[{index}]") for index, pair in enumerate(zip(first, second))]
     else:

@@ -393,6 +393,10 @@ def test_an_agent_that_a_checkpoint_does_not_restore_is_a_problem(options, monke
         check(chosen, seconds=0)
 
 
+def test_a_learning_rate_that_falls_is_no_difference_after_a_checkpoint(options):
+    check(options("--config", "impala-cartpole", *SMALL, "--agent.lr_schedule", "linear"), seconds=0)
+
+
 class Forgetful:
     """A network whose stored weights are not loaded."""
 
