@@ -33,7 +33,7 @@ def ours(agent: str, game: str, seconds: float, *words: str) -> float:
         START_SECONDS + seconds,
         f"--config {agent}-halfcheetah --game {game} --agent.batch_size {BATCH_SIZE} --model.hidden {HIDDEN} {HIDDEN}",
         f"--rate_limiter.min_replay_size {LEARN_START} --agent.random_exploration_steps {LEARN_START}",
-        f"--rate_limiter.samples_per_insert {BATCH_SIZE} --learner.log_period 1",
+        f"--rate_limiter.samples_per_insert {BATCH_SIZE} --logger.period 1",
         *words,
     )
     return rate([line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.9 * BATCH_SIZE])

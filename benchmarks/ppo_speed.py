@@ -42,7 +42,7 @@ from benchmarks.training import RESULTS, train
 
 START_SECONDS = 10.0  # not counted: start-up and the first rollouts
 # One line of metrics a rollout, as the others print one.
-OURS = "--actor.niceness 0 --logger.steps 1 --actor.log_period 1000 --learner.log_period 1000"
+OURS = "--actor.niceness 0 --logger.steps 1 --logger.period 1000"
 # gymnasium 0.29 does not find the games of today's emulator by itself.
 REGISTER = "from ale_py.registration import register_v0_v4_envs; register_v0_v4_envs()"
 # Row, game of stable-baselines3 and CleanRL, CleanRL's script, words of Sample Factory.

@@ -161,13 +161,10 @@ class Agent(ABC):
         """Compute the network's current features [T, B, F] of windows, for which `act` stored earlier ones."""
         raise NotImplementedError(f"{type(self).__name__} gives no features")
 
-    def count_last_steps(self, window: Window) -> Tensor:
-        """Count the steps learnt from that end an episode, a scalar. They have no action, so they are no samples."""
-        return window.lasts[self.burn_in_steps : self.burn_in_steps + self.samples_per_window].count_nonzero()
-
     def count_samples(self, batch: Batch) -> int:
-        """Count the agent steps learnt from in a batch on the CPU."""
-        return len(batch.weights) * self.samples_per_window - int(self.count_last_steps(batch.window))
+        """Count the agent steps learnt from in a batch on the CPU. Steps that end an episode have no action."""
+        lasts = batch.window.lasts[self.burn_in_steps : self.burn_in_steps + self.samples_per_window]
+        return len(batch.weights) * self.samples_per_window - int(lasts.count_nonzero())
 
     def initial_priorities(self, window: Window) -> np.ndarray | None:
         """Compute priorities [B] of new windows without observations, from the actor's stored fields.

@@ -94,14 +94,12 @@ class Memory(ABC):
         return 0
 
     @classmethod
-    def is_rate_limited(cls, params: Any) -> bool:
-        """Return True if the memory limits its own rate; rate_limiter.samples_per_insert must be None then."""
-        return False
+    def samples_per_step(cls, params: Any) -> float | None:
+        """Return the samples per agent step of a memory that limits its own rate; None if it does not.
 
-    @classmethod
-    def samples_per_step(cls, params: Any) -> float:
-        """Return samples per insert if this memory limits its own rate (see `is_rate_limited`)."""
-        return 1.0
+        rate_limiter.samples_per_insert must be None if the memory limits its own rate.
+        """
+        return None
 
     @classmethod
     def feature_dtype(cls, params: Any) -> str | None:

@@ -36,7 +36,7 @@ def test_no_metric_is_documented_that_the_code_does_not_report():
 
 @pytest.mark.parametrize("name", slow_except(("prioritized", "impala with replay"), RUNS))
 def test_every_metric_of_a_run_is_documented(name, tmp_path):
-    often = ("--actor.log_period", "0.01", "--learner.log_period", "0.01")
+    often = ("--logger.period", "0.01")
     context = train(tmp_path, *RUNS[name], "--steps", "400", *often)
     written = {re.sub(r"_\d+$", "", metric) for values in metrics(context) for metric in values}
     assert written and written <= documented()

@@ -102,6 +102,8 @@ def _allocate(options: Options, spec: EnvSpec, agent: Agent) -> Context:
     context = Context(
         options, spec, roles, memories, parameters, counters, limiter, state, logs, resume_from, initial_weights, makers
     )
+    if resume_from and (reached := context.reached_limits()):
+        print(f"run {options.signature} has {' and '.join(reached)} already: set a higher limit to train it further")
     if options.mode == 1:  # the folder is locked as long as the context lives
         weakref.finalize(context, os.close, run_registry.locks.pop(options.log_folder))
     return context

@@ -44,7 +44,8 @@ class Conditions:
 
     def _done(self) -> bool:
         seconds = self._options.seconds
-        return self._context.reached_limit() or (seconds is not None and time.monotonic() - self._started >= seconds)
+        is_late = seconds is not None and time.monotonic() - self._started >= seconds
+        return is_late or bool(self._context.reached_limits())
 
 
 def interrupt_signals() -> list[signal.Signals]:

@@ -115,17 +115,10 @@ class EagerUpdates:
         """Return the agent steps that a call with this batch learned from."""
         return self._agent.count_samples(batch)
 
-    def take_overcount(self) -> int:
-        """Return 0: `samples` counts no sample too many."""
-        return 0
-
     def statistics(self) -> dict[str, float]:
         """Return mean metrics; with microbatches also `batch_size`, the windows of one gradient."""
         size = {} if self._microbatcher is None else {"batch_size": float(self._microbatcher.size)}
         return {**self.metrics.take(), **size}
-
-
-IDLE_READ_PERIOD = 100  # calls between two reads of the number of steps that were no samples
 
 
 def can_capture(agent: type[Agent], params: Any, count: int) -> bool:
@@ -178,9 +171,6 @@ class StagedBatches:
     def num_samples(self, batch: Batch) -> int:
         return self._agent.count_samples(batch)
 
-    def take_overcount(self) -> int:
-        return 0
-
 
 class DeviceReplayBatches:
     """Sample each batch from a replay on the device and write its priorities there, for `count` updates a call."""
@@ -189,10 +179,6 @@ class DeviceReplayBatches:
 
     def __init__(self, agent: Agent, memory: DeviceMemory, batch_size: int, count: int, device: torch.device):
         self._agent, self._memory, self._batch_size, self.count, self.device = agent, memory, batch_size, count, device
-        # Windows of one step start where an action was taken, so they have no idle steps.
-        self._has_idle_steps = agent.samples_per_window > 1
-        self._idle_steps = torch.zeros((), dtype=torch.int64, device=device)
-        self._calls = self._overcounted = 0
         self.generators = (memory.generator,)
 
     def load(self, memory: DeviceMemory) -> None:
@@ -201,8 +187,6 @@ class DeviceReplayBatches:
 
     def sample(self) -> Batch:
         batch, self._leaf_indices = self._memory.sample(self._batch_size)
-        if self._has_idle_steps:
-            self._idle_steps.add_(self._agent.count_last_steps(batch.window))
         return batch
 
     def finish_update(self, priorities: Tensor | None) -> None:
@@ -210,24 +194,8 @@ class DeviceReplayBatches:
             self._memory.update_priorities(self._leaf_indices, priorities)
 
     def num_samples(self, memory: DeviceMemory) -> int:
-        """Return all steps, less those of earlier calls that ended an episode and were therefore no samples.
-
-        Their number is read from the device once in IDLE_READ_PERIOD calls, because reading waits for the device.
-        """
-        self._calls += 1
-        if self._has_idle_steps and self._calls == IDLE_READ_PERIOD:
-            self._overcounted = self.take_overcount()
-        steps = self.count * self._batch_size * self._agent.samples_per_window
-        excess = min(self._overcounted, steps)
-        self._overcounted -= excess
-        return steps - excess
-
-    def take_overcount(self) -> int:
-        """Return by how much `num_samples` was too high in all calls so far. Later calls subtract no more of it."""
-        overcount = self._overcounted + int(self._idle_steps)
-        self._calls = self._overcounted = 0
-        self._idle_steps.zero_()
-        return overcount
+        """Return all steps learnt from, also those that end an episode: counting them would wait for the device."""
+        return self.count * self._batch_size * self._agent.samples_per_window
 
 
 class GraphedUpdate:
@@ -283,10 +251,6 @@ class GraphedUpdate:
 
     def samples(self, batch: Any) -> int:
         return self._batches.num_samples(batch)
-
-    def take_overcount(self) -> int:
-        """Return by how much `samples` was too high in all calls so far. Later calls subtract no more of it."""
-        return self._batches.take_overcount()
 
     def statistics(self) -> dict[str, float]:
         """Return the mean metrics of the updates since the last call."""

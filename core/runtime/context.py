@@ -80,15 +80,15 @@ class Context:
         learner = actor % self.options.num_learners
         return self.device_of(learner) if device == self.options.device == "cuda" else device
 
-    def reached_limit(self) -> bool:
-        """Return True if the run has all its steps or updates, or its target score; its seconds the engine counts."""
+    def reached_limits(self) -> list[str]:
+        """Return which of its steps, updates and target score the run has reached; its seconds the engine counts."""
         options, counters, scores = self.options, self.counters, self.counters.scores
         limits = [
-            (options.steps, counters.agent_steps),
-            (options.updates, counters.updates),
-            (options.target_score, scores[0] if scores else -math.inf),
+            ("steps", options.steps, counters.agent_steps),
+            ("updates", options.updates, counters.updates),
+            ("target_score", options.target_score, scores[0] if scores else -math.inf),
         ]
-        return any(limit is not None and value >= limit for limit, value in limits)
+        return [f"{name}={limit}" for name, limit, value in limits if limit is not None and value >= limit]
 
     def process_ind(self, role: str, index: int) -> int:
         return self.roles.index((role, index))

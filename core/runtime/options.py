@@ -32,8 +32,6 @@ class ActorParams:
     """Steps of each environment that are published together."""
     parameter_pull_period: int = Field(default=100, ge=1, le=10**9)
     """Agent steps of this actor between looks for newer parameters (Ape-X: 100)."""
-    log_period: float = Field(default=2.0, gt=0, le=1e9)
-    """Seconds between an actor's reports."""
     env_threads: int = Field(default=1, ge=1, le=256)
     """Emulator threads of each group of an actor's environments."""
     num_env_splits: int = Field(default=1, ge=1, le=256)
@@ -76,8 +74,6 @@ class LearnerParams:
     """Split a batch that exceeds GPU memory, and add the gradients of its parts."""
     publish_period: int = Field(default=10, ge=1, le=10**9)
     """Updates between publications of the parameters."""
-    log_period: float = Field(default=2.0, gt=0, le=1e9)
-    """Seconds between the learner's reports."""
     max_nonfinite_updates: int = Field(default=10, ge=1, le=10**9)
     """Updates in a row with a non-finite loss before the run is given up."""
     sync_check_period: int = Field(default=1_000, ge=0, le=10**9)
@@ -119,7 +115,7 @@ class LoggerParams:
     """Options of the logger process."""
 
     period: float = Field(default=2.0, gt=0, le=1e9)
-    """Seconds between lines in the metrics files, and between progress lines."""
+    """Seconds between reports of actors and learner, lines in the metrics files, and progress lines."""
     steps: int = Field(default=0, ge=0, le=10**12)
     """Agent steps between lines in the metrics files; 0 goes by `period`."""
     wandb: str | None = None
@@ -313,7 +309,7 @@ class RunOptions(ABC):
     def samples_per_step(self) -> float:
         """The samples that are learnt from for each agent step stored."""
         limited = self.rate_limiter.samples_per_insert
-        return self.memory_class.samples_per_step(self.memory) if limited is None else limited
+        return (self.memory_class.samples_per_step(self.memory) or 1.0) if limited is None else limited
 
     def updates_of_run(self, samples_per_window: int) -> float | None:
         """Return the updates after which `steps` or `updates` end the run; None if neither is set.

@@ -80,7 +80,7 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
             for episode in ended:
                 context.report("actor", index, episode)
             now = time.monotonic()
-            if now - reported_at >= options.actor.log_period:
+            if now - reported_at >= options.logger.period:
                 lag, speed = context.parameters.version - version, (steps - reported_steps) / (now - reported_at)
                 values = {**envs.statistics(), "policy_lag": float(lag), "agent_steps_per_second": speed}
                 context.report("actor", index, values)

@@ -39,7 +39,7 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
                 yield False  # until the learner has published its last parameters and saved them
             agent_steps = counters.agent_steps
             # A run that has reached its limit will stop, and has its last evaluation then.
-            scheduled = schedule.due(agent_steps) and not (run_state.checkpoint_due or context.reached_limit())
+            scheduled = schedule.due(agent_steps) and not (run_state.checkpoint_due or context.reached_limits())
             if (stopping or scheduled) and context.parameters.version > version:
                 schedule.start(agent_steps)
                 version = context.parameters.pull(agent.model, version)

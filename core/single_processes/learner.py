@@ -164,7 +164,7 @@ class _Learner:
                 f"the loss was not finite in {updates.metrics.consecutive_skipped} updates in a row, which changed "
                 "nothing. A smaller agent.learning_rate or agent.clip_norm may help"
             )
-        if group.index == 0 and time.monotonic() - self.reported_at >= params.log_period:
+        if group.index == 0 and time.monotonic() - self.reported_at >= context.options.logger.period:
             self.report()
             profile.report()
         profile.mark("report")
@@ -182,8 +182,6 @@ class _Learner:
         A full disk is reported and counted; training continues.
         """
         context, index = self.context, group.index
-        # A resumed run begins to count anew, so this one must do so too.
-        context.counters.count_update(self.group.index, -self.updates.take_overcount(), updates=0)
         own_parts = _unless_the_disk_is_full(partial(self.write_parts, index))
         rows = yield from group.gather([own_parts is not None, *context.counters.totals()[index].values()])
         if context.publishes(index):

@@ -217,7 +217,7 @@ def test_f18_one_non_finite_loss_is_skipped_and_counted(start_here, tmp_path, wo
         "80",
         "--memory.capacity",
         "300",
-        "--learner.log_period",
+        "--logger.period",
         "0.01",
         *words,
         environment=faults(fault),

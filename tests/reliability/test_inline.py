@@ -11,7 +11,6 @@ import torch
 import main
 from core.agents.dqn import DQN
 from core.checkpoint import model_file, run_checkpoint
-from core.learning import updates
 from core.runtime.context import Context
 from core.trajectory.ring_buffer import Trajectories
 from tests.selection import slow_except
@@ -243,16 +242,6 @@ def test_a_schedule_of_the_whole_run_lasts_to_its_end(tmp_path, alone):
         assert 0.0 < last <= start and last / start == pytest.approx(1 - before / 2000, abs=0.02), root
 
 
-def test_a_resumed_run_counts_the_same_samples_of_a_device_replay(tmp_path, alone, monkeypatch):
-    monkeypatch.setattr(updates, "IDLE_READ_PERIOD", 3)
-    device = ("--learner.replay_device", "learner", "--learner.checkpoint_replay", "true", "--timestamp", "one")
-    words = (*RUNS["r2d2"], *device, "--rate_limiter.samples_per_insert", "40")
-    first = train(tmp_path / "straight", *words, "--learner.checkpoint_steps", "500", "--steps", "1000")
-    train(tmp_path / "halves", *words, "--steps", "500")
-    second = train(tmp_path / "halves", "--resume", "test_one", "--steps", "1000")
-    assert not differences(saved(first)["clock"], saved(second)["clock"])
-
-
 def evaluations(root: Path) -> dict[int, dict[str, float]]:
     """Return the evaluator's values by step.
 
@@ -298,7 +287,7 @@ def test_samples_per_insert_is_exact(tmp_path):
 
 def test_every_update_has_the_rate_of_the_steps_before_it(tmp_path):
     four_rollouts_and_a_part = (*RUNS["ppo"], "--agent.lr_schedule", "linear", "--steps", "330")  # of 80 steps
-    context = train(tmp_path, *four_rollouts_and_a_part, "--learner.log_period", "1e-9", "--logger.steps", "1")
+    context = train(tmp_path, *four_rollouts_and_a_part, "--logger.period", "1e-9", "--logger.steps", "1")
     assert context.counters.updates == 5
     rates = [values["learner/lr"] for values in metrics(context) if "learner/lr" in values]
     assert rates == pytest.approx([3e-4 * (1 - steps / 330) for steps in (0, 80, 160, 240, 320)])
@@ -424,7 +413,7 @@ SCHEDULES = {  # a run, a statistic of the learner, and its expected value after
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_by_updates_continue_without_a_stored_replay(tmp_path, alone, monkeypatch, name):
     arguments, reported, after = SCHEDULES[name]
-    first = train(tmp_path, *arguments, "--learner.log_period", "1e-9", "--steps", "300", "--timestamp", "one")
+    first = train(tmp_path, *arguments, "--logger.period", "1e-9", "--steps", "300", "--timestamp", "one")
     found = []
     monkeypatch.setattr(
         Context, "report", lambda context, role, index, values: found.append((context.counters.updates, values))
@@ -462,7 +451,7 @@ def test_a_replay_too_large_to_copy_fails_one_checkpoint(tmp_path, monkeypatch, 
 
 
 def test_the_last_updates_are_reported_before_the_period_ends(tmp_path):
-    context = train(tmp_path, *CARTPOLE, "--timestamp", "short", "--learner.log_period", "1e6", "--updates", "20")
+    context = train(tmp_path, *CARTPOLE, "--timestamp", "short", "--logger.period", "1e6", "--updates", "20")
     losses = [values["learner/loss"] for values in metrics(context) if "learner/loss" in values]
     assert len(losses) == 1 and np.isfinite(losses).all()
     assert context.counters.updates == 20

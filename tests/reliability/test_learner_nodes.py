@@ -23,7 +23,7 @@ from tests.reliability.test_ray import CARTPOLE, at_the_end, authenticated, head
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("authenticated")]
-TWO = (*CARTPOLE, "--num_learners", "2", "--num_actors", "2", "--actor.log_period", "0.5")
+TWO = (*CARTPOLE, "--num_learners", "2", "--num_actors", "2", "--logger.period", "0.5")
 ENDLESS = (*TWO, "--steps", "100000000")
 MOUNTS = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a node folders of its own")
 
@@ -107,7 +107,7 @@ def check_counts(program: Program, learners: int, min_updates: int) -> None:
 @pytest.mark.timeout(500)
 def test_four_learners_on_four_nodes_count_as_one_run_that_two_continue(tmp_path):
     with Nodes(3, 2, 2, 2) as cluster:
-        words = (*CARTPOLE, "--actor.log_period", "0.5", "--num_learners", "4", "--num_actors", "4", "--updates", "200")
+        words = (*CARTPOLE, "--logger.period", "0.5", "--num_learners", "4", "--num_actors", "4", "--updates", "200")
         with Program(tmp_path, *words, "--ray.address", cluster.address) as program:
             until_updates(program, 20)
             nodes = {name: node_of(process) for name, process in workers(cluster).items()}

@@ -194,7 +194,7 @@ def workers(cluster: Nodes, *roles: str) -> dict[str, psutil.Process]:
 @pytest.mark.timeout(240)
 def test_f38_a_killed_remote_actor_is_replaced_with_exact_counts(tmp_path, authenticated):
     with Nodes(2, 2) as cluster:
-        arguments = (*ENDLESS, "--num_actors", "2", "--ray.address", cluster.address, "--actor.log_period", "0.5")
+        arguments = (*ENDLESS, "--num_actors", "2", "--ray.address", cluster.address, "--logger.period", "0.5")
         with Program(tmp_path, *arguments) as program:
             program.until_training(1_500, seconds=120)
             program.until(lambda: "actor 0" in workers(cluster), 60, "actor 0 to start")
@@ -287,7 +287,7 @@ def test_every_kind_of_memory_receives_steps_of_another_node(tmp_path, authentic
             "20",
             "--steps",
             "1000000",
-            "--actor.log_period",
+            "--logger.period",
             "0.1",
             *(() if row.startswith("impala") else ("--rate_limiter.min_replay_size", "500")),
             *codec,
@@ -322,7 +322,7 @@ def test_two_learners_receive_steps_of_other_nodes(tmp_path, authenticated):
             cluster.address,
             "--updates",
             "300",
-            "--actor.log_period",
+            "--logger.period",
             "0.5",
         ) as program:
             program.until_training(500, seconds=150)

@@ -84,14 +84,15 @@ def test_the_disk_must_have_room_for_a_replay_in_checkpoints(options, monkeypatc
     assert tried[1] - tried[0] == context.memories[0].layout.nbytes > 0
 
 
-def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch):
+def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch, capsys):
     started, _ = create_context(options())
     monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
     chosen = options("--resume", started.options.signature)
     with pytest.raises(ConfigurationError, match="there is no checkpoint") as refused:
         create_context(chosen)
     assert refused.value.code == 3
-    clock = {**started.counters.state_dict(), **started.rate_limiter.state_dict(), "agent_steps": [30, 10]}
+    clock = {**started.counters.state_dict(), **started.rate_limiter.state_dict()}
+    clock |= {"agent_steps": [30, 10], "updates": [7]}
     for state, message in (
         ({}, "has no agent and no clock and no learner"),
         ({"agent": {}, "clock": [1, 2], "learner": {}}, "counters of"),
@@ -103,6 +104,10 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch):
     saved = run_checkpoint.save(chosen.checkpoint_folder, {"agent": {}, "clock": clock, "learner": {}}, step=40, keep=1)
     context, _ = create_context(chosen)
     assert context.counters.agent_steps == 40 and context.resume_from == saved
+    assert "already" not in capsys.readouterr().out
+    del context  # and with it the lock
+    create_context(options("--resume", started.options.signature, "--updates", "7"))
+    assert "has updates=7 already: set a higher limit" in capsys.readouterr().out
 
 
 def test_an_agent_is_made_on_its_device_and_its_maker_pickles(options):

@@ -267,7 +267,7 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
         samples = options.updates * options.num_learners * options.batch_size * agent.samples_per_window
         steps = options.rate_limiter.min_replay_size + samples / options.samples_per_step
         limiter, memory = options.rate_limiter, options.memory_class
-        paced = limiter.samples_per_insert is not None or memory.is_rate_limited(options.memory)
+        paced = limiter.samples_per_insert is not None or memory.samples_per_step(options.memory) is not None
         times[f"{count(options.updates)} updates"] = seconds_of(steps) if paced else options.updates * costs.update
     if options.seconds is not None:
         times["as asked"] = options.seconds

@@ -240,14 +240,15 @@ def _limiter(options: Options, samples_per_window: int) -> list[str]:
     Actors must be allowed far enough ahead for a batch of each learner.
     """
     ratio, tolerance = options.rate_limiter.samples_per_insert, options.rate_limiter.error_buffer
+    paces_itself = options.memory_class.samples_per_step(options.memory) is not None
     replays = options.learner.updates_per_graph_launch
     batch_size = options.batch_size * samples_per_window * options.num_learners * replays
-    if ratio is not None and options.memory_class.is_rate_limited(options.memory):
+    if ratio is not None and paces_itself:
         return [
             f"rate_limiter.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is "
             "learnt from once and sets the pace itself"
         ]
-    if ratio is None and options.engine == "inline" and not options.memory_class.is_rate_limited(options.memory):
+    if ratio is None and options.engine == "inline" and not paces_itself:
         return [
             f"rate_limiter.samples_per_insert=None with memory_type={options.memory_type} never ends with "
             "engine=inline, whose learner learns as long as it may before actors go on: give a number"

@@ -177,7 +177,7 @@ def _classes(options: Options) -> Iterator[str]:
 
 def _replay(options: Options) -> Iterator[str]:
     """Yield why options of the agent do nothing: no step is replayed. The memory's own options have no problem."""
-    is_replay = not options.memory_class.is_rate_limited(options.memory) or options.samples_per_step > 1
+    is_replay = options.memory_class.samples_per_step(options.memory) is None or options.samples_per_step > 1
     if (for_replay := options.agent_class.replay_options(options.agent)) and not is_replay:
         acting, memory = (f"agent.{name}={getattr(options.agent, name)}" for name in for_replay), options.memory_type
         yield (

@@ -193,7 +193,7 @@ class TrajectoryServer:
 
     def _report_bytes(self, index: int, sender: Sender, num_bytes: int, steps: int) -> None:
         sender.bytes, sender.steps = sender.bytes + num_bytes, sender.steps + steps
-        if sender.steps and time.monotonic() - sender.reported >= self._context.options.actor.log_period:
+        if sender.steps and time.monotonic() - sender.reported >= self._context.options.logger.period:
             self._context.report("actor", index, {"bytes_per_agent_step": sender.bytes / sender.steps})
             sender.bytes, sender.steps, sender.reported = 0, 0, time.monotonic()
 

@@ -45,8 +45,8 @@ class CircularStrategy(QueueStrategy):
         return int(queued + 2 * params.num_batches * batch_size * num_actors)
 
     @classmethod
-    def max_reuse(cls, params: CircularParams) -> int:
-        return params.max_reuse
+    def max_reuse(cls, params: Any) -> int:
+        return int(params.max_reuse)
 
     @classmethod
     def problems(cls, params: Any, share: int) -> list[str]:

@@ -60,8 +60,8 @@ class QueueStrategy(ReplayStrategy):
         return params.capacity if params.on_full in COPIED else 0
 
     @classmethod
-    def is_rate_limited(cls, params: QueueParams) -> bool:
-        return True
+    def max_reuse(cls, params: Any) -> int:
+        return 1
 
     @classmethod
     def problems(cls, params: QueueParams, share: int) -> list[str]:

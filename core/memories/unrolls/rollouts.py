@@ -39,8 +39,8 @@ class RolloutMemory(Memory):
         return length * batch_size
 
     @classmethod
-    def is_rate_limited(cls, params: Any) -> bool:
-        return True
+    def samples_per_step(cls, params: Any) -> float:
+        return 1.0
 
     # actors and learner -----------------------------------------------------------------------------------------------
     def has_room(self, actor_ind: int) -> bool:

@@ -68,14 +68,9 @@ class ReplayStrategy(ABC):
         return 0
 
     @classmethod
-    def is_rate_limited(cls, params: Any) -> bool:
-        """Return True if the strategy limits samples per insert itself."""
-        return False
-
-    @classmethod
-    def max_reuse(cls, params: Any) -> int:
-        """Return how often at most an unroll is sampled, if the strategy is rate limited."""
-        return 1
+    def max_reuse(cls, params: Any) -> int | None:
+        """Return how often at most an unroll is sampled, which limits the rate; None sets no limit."""
+        return None
 
     @classmethod
     def needs_features(cls, params: Any) -> bool:
@@ -163,7 +158,7 @@ class UnrollMemory(Memory):
         self.ratios = [component.ratio for component in components]
         self.strategies = [component.strategy(component.params, self) for component in components]
         # rate-limited strategies draw first: the others choose when the rest of the batch is there
-        self._draw_order = sorted(range(len(components)), key=lambda number: not _is_rate_limited(components[number]))
+        self._draw_order = sorted(range(len(components)), key=lambda number: not _max_reuse(components[number]))
         self._pending = [EMPTY_DRAW for _ in components]  # of the batch that is being gathered
         self._seen = np.zeros(layout.num_actors, np.int64)  # chunks that the strategies have seen
 
@@ -185,7 +180,7 @@ class UnrollMemory(Memory):
     @classmethod
     def kept_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:
         """Return the agent steps that queues have not given yet."""
-        return length * _ring_unrolls(filter(_is_rate_limited, cls.components(params)), batch_size, num_actors)
+        return length * _ring_unrolls(filter(_max_reuse, cls.components(params)), batch_size, num_actors)
 
     @classmethod
     def own_bytes(cls, params: Any, layout: Layout, window: WindowSpec) -> int:
@@ -193,14 +188,10 @@ class UnrollMemory(Memory):
         return sum(slots_bytes(layout, slots, window.length, packs) for slots, packs in counts if slots)
 
     @classmethod
-    def is_rate_limited(cls, params: Any) -> bool:
-        return any(map(_is_rate_limited, cls.components(params)))
-
-    @classmethod
-    def samples_per_step(cls, params: Any) -> float:
-        limited = filter(_is_rate_limited, cls.components(params))
-        fresh = sum(ratio / strategy.max_reuse(each) for strategy, each, ratio in limited)
-        return 1 / fresh if fresh else 1.0
+    def samples_per_step(cls, params: Any) -> float | None:
+        components = cls.components(params)
+        fresh = sum(each.ratio / reuse for each in components if (reuse := _max_reuse(each)))
+        return 1 / fresh if fresh else None
 
     @classmethod
     def feature_dtype(cls, params: Any) -> str | None:
@@ -369,8 +360,8 @@ def concatenate_windows(windows: Sequence[Window]) -> Window:
     return Window._make([*fields, extras, states])
 
 
-def _is_rate_limited(component: MixtureComponent) -> bool:
-    return component.strategy.is_rate_limited(component.params)
+def _max_reuse(component: MixtureComponent) -> int | None:
+    return component.strategy.max_reuse(component.params)
 
 
 def _ring_unrolls(components: Iterable[MixtureComponent], batch_size: int, num_actors: int) -> int:

@@ -29,7 +29,7 @@ def run():
 
 def context_of(counters, run_state, options):
     context = SimpleNamespace(counters=counters, run_state=run_state, options=options)
-    context.reached_limit = partial(Context.reached_limit, context)
+    context.reached_limits = partial(Context.reached_limits, context)
     return context
 
 

@@ -124,7 +124,6 @@ def test_failed_checkpoints_are_counted():
 
     learner = object.__new__(_Learner)
     learner.write_parts, learner.checkpoint_errors, learner.group = fail, 0, SingleLearner()
-    learner.updates = SimpleNamespace(take_overcount=lambda: 0)
     learner.context = SimpleNamespace(
         counters=RunCounters(1, 1),
         run_state=RunState(1),

@@ -285,22 +285,22 @@ def test_every_memory_reports_its_statistics_by_name(memory_type, params, names)
 @pytest.mark.parametrize(
     ("memory_type", "params", "expected"),
     [
-        (QueueMemory, QueueParams(), (True, None)),
-        (CircularMemory, CircularParams(), (True, None)),
-        (*only("standard"), (False, None)),
-        (*only("attentive"), (False, "float32")),
-        (*only("elite"), (False, "float32")),
-        (*only("custom"), (False, None)),
+        (QueueMemory, QueueParams(), (1.0, None)),
+        (CircularMemory, CircularParams(), (2.0, None)),
+        (*only("standard"), (None, None)),
+        (*only("attentive"), (None, "float32")),
+        (*only("elite"), (None, "float32")),
+        (*only("custom"), (None, None)),
         (
             MixedMemory,
             mixed({"type": "custom", "insert_strategy": "elite_insertion"}, {"type": "queue"}),
-            (True, "float32"),
+            (2.0, "float32"),
         ),
-        (MixedMemory, dataclasses.replace(only("elite")[1], feature_dtype="float16"), (False, "float16")),
+        (MixedMemory, dataclasses.replace(only("elite")[1], feature_dtype="float16"), (None, "float16")),
     ],
 )
-def test_a_memory_declares_rate_limiting_and_feature_dtype(memory_type, params, expected):
-    assert (memory_type.is_rate_limited(params), memory_type.feature_dtype(params)) == expected
+def test_a_memory_declares_its_samples_per_step_and_feature_dtype(memory_type, params, expected):
+    assert (memory_type.samples_per_step(params), memory_type.feature_dtype(params)) == expected
 
 
 def test_comparing_unrolls_without_features_of_is_an_error():
