@@ -65,7 +65,7 @@ class Progress:
             f"steps {count(steps)}" + (f"/{count(limit)}" if limit else ""),
             f"score {scores[0]:.2f} (best {scores[1]:.2f})" if scores else "score -",
             f"for {duration(time.monotonic() - self._began)}" if left is None else f"left {duration(left)}",
-            f"{values['global/fps']:,.0f} frames/s",
+            f"{values['global/agent_steps_per_second']:,.0f} steps/s",
             f"{values['global/updates_per_second']:,.0f} updates/s",
             f"ratio {values['global/samples_per_insert']:.2f}",
         ]

@@ -615,7 +615,6 @@ def test_rss_includes_child_processes() -> None:
 VALUES = {
     "global/agent_steps": 1_000.0,
     "global/updates": 50.0,
-    "global/fps": 400.0,
     "global/agent_steps_per_second": 100.0,
     "global/updates_per_second": 5.0,
     "global/samples_per_insert": 8.0,
@@ -641,7 +640,7 @@ def test_a_plain_line_is_printed_every_ten_seconds_and_last() -> None:
     assert len(lines) == 2 and lines[0] == lines[1]  # the first and the last
     assert (
         lines[0]
-        == "steps 1,000/2.00M | score 12.00 (best 15.50) | left 5:33:10 | 400 frames/s | 5 updates/s | ratio 8.00"
+        == "steps 1,000/2.00M | score 12.00 (best 15.50) | left 5:33:10 | 100 steps/s | 5 updates/s | ratio 8.00"
     )
 
 
