@@ -12,6 +12,9 @@ PYTEST := $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --duratio
 ALL := "not learn and not faults and not cluster"
 SLOW := "slow and not learn and not faults and not cluster"
 
+# Where it is set, every process of a test would compile its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help train test test-all coverage learn test-faults test-ray soak lint results results-quick bench bench-ppo bench-ray history sampling control gpu tensorboard lock clean
 

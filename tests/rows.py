@@ -1,4 +1,4 @@
-"""Configs that need an extra besides those of `make test`, and one of each kind of config."""
+"""Name configs that need an extra besides those of `make test`, and one config of each kind."""
 
 import pytest
 
@@ -13,6 +13,14 @@ NEEDS = {
 }
 CLASSES = ("agent_type", "env_type", "memory_type", "model_type")
 KINDS = list({tuple(row[name] for name in CLASSES): row["name"] for row in reversed(CONFIGS)}.values())
+# One config of each agent and memory, without Atari where possible, and one of each set of settings, whatever the game.
+PAIRS = list(
+    {
+        (row["agent_type"], row["memory_type"]): row["name"]
+        for row in [*CONFIGS, *(row for row in reversed(CONFIGS) if row["env_type"] != "atari")]
+    }.values()
+)
+SETTINGS = list({str({**row, "name": "", "game": ""}): row["name"] for row in reversed(CONFIGS)}.values())
 
 
 def skip_unless_installed(name: str) -> None:

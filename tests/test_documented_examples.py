@@ -71,6 +71,7 @@ def test_the_page_has_an_example_of_each_kind():
     ) == 5
 
 
+@pytest.mark.slow
 def test_the_agents_values_stay_bounded(package, tmp_path):
     """Without a target network they grew to 1e7 on CartPole, whose returns are at most 100 with a discount of 0.99."""
     command = next(command for command in COMMANDS if "QLearning" in command)

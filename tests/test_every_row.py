@@ -9,7 +9,7 @@ from core.checkpoint import model_file, run_checkpoint
 from core.env import Env
 from core.memory import Memory
 from core.model import Model
-from tests.rows import KINDS, skip_unless_installed
+from tests.rows import PAIRS, SETTINGS, skip_unless_installed
 from tests.selection import slow_except
 from utils.config.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, EnvsDict, MemoriesDict, ModelsDict, ProcessesDict
@@ -19,8 +19,8 @@ from utils.options import CONFIGS
 CONTRACTS = [(AgentsDict, Agent), (EnvsDict, Env), (MemoriesDict, Memory), (ModelsDict, Model)]
 
 
-# test_command_line.py validates every config
-@pytest.mark.parametrize("name", slow_except(KINDS, [row["name"] for row in CONFIGS]))
+# test_command_line.py validates every config; configs that differ in their game alone are played once
+@pytest.mark.parametrize("name", slow_except(PAIRS, dict.fromkeys([*PAIRS, *SETTINGS])))
 def test_every_config_plays_learns_and_saves_a_model(tmp_path, name):
     skip_unless_installed(name)
     row = next(row for row in CONFIGS if row["name"] == name)

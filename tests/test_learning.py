@@ -7,7 +7,7 @@ import pytest
 from tests.reliability.program import Program
 
 
-@pytest.mark.slow
+@pytest.mark.learn
 @pytest.mark.timeout(1000)
 def test_cartpole_is_solved_on_the_local_engine(tmp_path):
     with Program(
@@ -33,7 +33,7 @@ def test_cartpole_is_solved_on_the_local_engine(tmp_path):
     assert len(result["returns"]) == 20
 
 
-@pytest.mark.slow
+@pytest.mark.learn
 @pytest.mark.timeout(1000)
 # random play scores about 20
 @pytest.mark.parametrize(("row", "score"), [("rainbow-cartpole", 150), ("r2d2-cartpole", 300)])

@@ -1,6 +1,7 @@
 """Every replay strategy, loss and recurrent network learns a small task within seconds on the inline engine."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,14 @@ def best_score(tmp_path, *words: str) -> float:
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, context.options.num_actors) == 0
     assert context.counters.scores is not None
     return context.counters.scores[1]
+
+
+def marked(slow: str, *others: str) -> list[Any]:
+    """Return agents, of which one learns in `make test-all` and the others in `make learn`."""
+    return [
+        pytest.param(slow, marks=pytest.mark.slow),
+        *(pytest.param(each, marks=pytest.mark.learn) for each in others),
+    ]
 
 
 def mixed(share: float, **rule) -> tuple[str, ...]:
@@ -140,7 +149,7 @@ CATCH_BY_VALUES = (
 )
 
 
-@pytest.mark.parametrize("distribution", slow_except(["categorical"], ["categorical", "quantile"]))
+@pytest.mark.parametrize("distribution", marked("categorical", "quantile"))
 def test_rainbow_learns_catch_with_either_distribution(tmp_path, distribution):
     """Epsilon adds random actions: noise alone may fade before the paddle has caught a ball in every column."""
     words = "--config", "rainbow-minatar-breakout", *CATCH_BY_VALUES, "--agent.v_min", "-1", "--agent.v_max", "1"
@@ -148,8 +157,7 @@ def test_rainbow_learns_catch_with_either_distribution(tmp_path, distribution):
     assert best_score(tmp_path, *words, *epsilon, "--agent.distribution", distribution) >= 0.9
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("agent", ["iqn", "munchausen-dqn", "munchausen-iqn"])
+@pytest.mark.parametrize("agent", marked("munchausen-iqn", "iqn", "munchausen-dqn"))
 def test_iqn_and_munchausen_learn_catch(tmp_path, agent):
     words = "--config", f"{agent}-minatar-breakout", *CATCH_BY_VALUES, "--agent.exploration_epsilon_steps", "3000"
     assert best_score(tmp_path, *words, "--agent.n_step", "3") >= 0.9
@@ -187,8 +195,7 @@ def test_a_cue_is_remembered_only_with_an_lstm(tmp_path):
     assert best_score(tmp_path / "without", *words, "--steps", "60000", "--model.lstm", "0") < 0.3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("agent", ["dqn", "impala", "impact", "ppo"])
+@pytest.mark.parametrize("agent", marked("ppo", "dqn", "impala", "impact"))
 def test_several_choices_are_learnt_at_once(tmp_path, agent):
     """Random play scores 2.3, and every choice right 5."""
     words = (

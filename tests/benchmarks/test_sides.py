@@ -23,6 +23,7 @@ def alive(number):
     return psutil.pid_exists(number) and psutil.Process(number).status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_a_killed_study_ends_its_child(tmp_path):
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "control_study.py").write_text(WAITS)

@@ -62,6 +62,7 @@ def replaced(program: Program, name: str, pid: int, seconds: float) -> float:
     return time.monotonic() - began
 
 
+@pytest.mark.slow
 def test_f37_no_process_of_a_run_listens_on_a_socket(run):
     run.children()
     assert len(run.family) >= 5 and run.sockets() == []
@@ -328,7 +329,8 @@ def test_f54_an_actor_that_cannot_be_restarted_ends_the_run(tmp_path):
         assert sum(state["clock"]["agent_steps"]) >= program.agent_steps() > 0
 
 
-@pytest.mark.parametrize("begun", slow_except(["children are started"], ["main imports", "children are started"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", ["main imports", "children are started"])
 def test_f20_ctrl_c_during_start_up_leaves_no_process(tmp_path, begun):
     with Program(tmp_path, *ENDLESS) as program:
         maps = Path(f"/proc/{program.process.pid}/maps")

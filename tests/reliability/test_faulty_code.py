@@ -199,7 +199,8 @@ def test_f16_f17_an_invalid_step_names_field_and_environment(start_here, tmp_pat
     [
         (),
         pytest.param(
-            ("--memory_type", "prioritized", "--memory.alpha", "0", "--learner.compile", "yes"), marks=pytest.mark.slow
+            ("--memory_type", "prioritized", "--memory.alpha", "0", "--learner.compile", "yes"),
+            marks=pytest.mark.faults,
         ),
     ],
 )
@@ -335,7 +336,7 @@ def test_f15_an_environment_failing_after_a_restart_is_retried(tmp_path):
         assert program.until_ended(15 * SLOW) == 130 and not program.leftovers()
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_f53_a_process_that_exits_with_0_is_replaced(tmp_path):
     leaving = [
         {"kind": "leave", "where": where, "at": at, "once": str(tmp_path / where)}

@@ -229,6 +229,7 @@ def test_f26_a_resumed_run_equals_an_uninterrupted_run(tmp_path, alone, name, st
     assert models[0] == models[1] and of_starts[0]["agent"] == of_starts[1]["agent"]
 
 
+@pytest.mark.slow
 def test_a_schedule_of_the_whole_run_lasts_to_its_end(tmp_path, alone):
     """A fifth of a rollout of tictactoe are ends of episodes, which are no agent steps."""
     new = ("--config", "ppo-tictactoe", *SMALL, "--rate_limiter.min_replay_size", "1", "--agent.batch_size", "4")
@@ -255,6 +256,7 @@ def evaluations(root: Path) -> dict[int, dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_f42_a_resumed_run_repeats_no_other_evaluations(tmp_path, alone):
     arguments = (
         *RUNS["r2d2"],

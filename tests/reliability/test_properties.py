@@ -63,6 +63,7 @@ def outcome(words, root):
     return None
 
 
+@pytest.mark.slow
 @QUICK
 @given(
     st.lists(
@@ -205,6 +206,7 @@ def test_model_files_with_arbitrary_bytes_are_refused(saved, position, content):
         assert {name: tensor.shape for name, tensor in weights.items()} == {"weight": (5,)}
 
 
+@pytest.mark.slow
 @settings(QUICK, max_examples=40)
 @given(
     st.one_of(

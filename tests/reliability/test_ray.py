@@ -137,11 +137,9 @@ def head(pid: int) -> psutil.Process:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(
-    ("signals", "exit_code"), [((), 4), pytest.param((signal.SIGINT,), 130, marks=pytest.mark.cluster)]
-)
+@pytest.mark.parametrize(("signals", "exit_code"), [((), 4), ((signal.SIGINT,), 130)])
 def test_f63_a_dead_head_ends_the_run_and_signals_are_answered(tmp_path, signals, exit_code):
     timeout = ("--ray.head_timeout", "30" if signals else "4")
     with Program(tmp_path, *ENDLESS, *timeout) as program:
@@ -462,7 +460,7 @@ def test_f70_a_node_with_different_code_is_named(tmp_path, authenticated):
 WAITS = "waits for room on the cluster: 3 CPUs in all"
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.timeout(240)
 def test_a_run_waits_for_cpus_that_another_run_uses(tmp_path, authenticated):
     with Nodes(3) as cluster:

@@ -60,7 +60,9 @@ def close(numbers):
         os.close(number)
 
 
-@pytest.mark.parametrize("numbers", CLOSED, ids=str)
+@pytest.mark.parametrize(
+    "numbers", [*(pytest.param(each, marks=pytest.mark.slow) for each in CLOSED[:-1]), CLOSED[-1]], ids=str
+)
 def test_f60_closed_standard_descriptors_become_dev_null(tmp_path, numbers):
     """Whichever module is imported first opens them."""
     script = LOOK.format(numbers=numbers, module=("utils.errors", "utils.config.rows")[len(numbers) % 2])

@@ -11,6 +11,7 @@ import torch
 
 from core.agent import Agent
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
+from tests.selection import slow_except
 from utils import api
 from utils import export as exporting
 from utils.api import Policy
@@ -148,7 +149,7 @@ def test_the_file_tells_several_choices(name, action, spaces, tmp_path, monkeypa
     assert json.loads(session.get_modelmeta().custom_metadata_map["action"]) == spaces
 
 
-@pytest.mark.parametrize("name", ["dqn-mlp", "rainbow-mlp", "r2d2-mlp", "mlp-ac"])
+@pytest.mark.parametrize("name", slow_except(["dqn-mlp"], ["dqn-mlp", "rainbow-mlp", "r2d2-mlp", "mlp-ac"]))
 def test_an_exported_network_takes_the_mask(name, tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "spec_of", lambda *_: dataclasses.replace(SPEC, has_action_mask=True))
     policy, path = small_policy(name), tmp_path / "model.onnx"
@@ -165,6 +166,7 @@ def test_an_exported_network_takes_the_mask(name, tmp_path, monkeypatch):
             np.testing.assert_array_equal(found, acted)
 
 
+@pytest.mark.slow
 def test_an_exported_network_takes_the_mask_of_mixed_actions(tmp_path, monkeypatch):
     spec = dataclasses.replace(SPEC, action=Mixed((2, 3), -BOUND, BOUND), has_action_mask=True)
     monkeypatch.setitem(globals(), "spec_of", lambda *_: spec)

@@ -66,7 +66,7 @@ def assert_alike(found, expected, atol):
 SMOOTH = {"optimizer_eps": 1.0}
 
 
-QUICK = "dqn", "td3", "sac", "impala"  # to record the others takes long
+QUICK = "dqn", "impala"  # to record the others takes long
 
 
 @pytest.mark.timeout(600)
@@ -81,6 +81,7 @@ def test_recorded_updates_equal_eager_ones_also_after_a_resume(name, monkeypatch
     assert_alike(trained(name, 12, recorded, first[0], **SMOOTH), trained(name, 12, None, again[0], **SMOOTH), 1e-5)
 
 
+@pytest.mark.slow
 def test_recorded_updates_in_bfloat16_follow_the_weights_of_both_networks(monkeypatch, tmp_path):
     """TD3's target moves in every other piece of the record only, so the pieces cannot share copies of its weights."""
     monkeypatch.setattr(recorded_work, "_compile", without_compiler)
@@ -89,10 +90,15 @@ def test_recorded_updates_in_bfloat16_follow_the_weights_of_both_networks(monkey
     assert_alike(trained("td3", 16, recorded, **settings), trained("td3", 16, None, **settings), 1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
-@pytest.mark.parametrize("name", ["dqn", "rainbow", "iqn", "ddpg", "d4pg", "td3", "sac", "impala", "ppo"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("dqn", "td3", "sac", "ppo")),
+        *(pytest.param(name, marks=pytest.mark.learn) for name in ("rainbow", "iqn", "ddpg", "d4pg", "impala")),
+    ],
+)
 def test_compiled_updates_equal_eager_ones(name, tmp_path):
     # Rounding errors grow in IMPALA, which steps by the gradient of a sum.
     settings = {**SMOOTH, "learning_rate": 1e-5} if name == "impala" else SMOOTH
@@ -101,7 +107,7 @@ def test_compiled_updates_equal_eager_ones(name, tmp_path):
     assert is_called_from_cpp(tmp_path) and "compile" not in {thread.name for thread in threading.enumerate()}
 
 
-@pytest.mark.slow
+@pytest.mark.learn
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
 def test_compiled_updates_in_bfloat16_err_as_eager_ones(tmp_path):

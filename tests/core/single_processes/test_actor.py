@@ -14,7 +14,7 @@ from core.memories.unrolls.queue import QueueMemory, QueueParams
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
-from core.runtime.options import ActorParams
+from core.runtime.options import ActorParams, LoggerParams
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters, RunState
 from core.single_processes.actor import actor
@@ -55,6 +55,7 @@ def context(monkeypatch):
         env=env,
         env_class=RecallEnv,
         actor=ActorParams(),
+        logger=LoggerParams(),
         profile=False,
         profile_trace=0,
         log_folder=None,

@@ -175,6 +175,7 @@ def write_alone(trajectories: Trajectories, actor_ind: int, ready) -> None:
             ready.set()
 
 
+@pytest.mark.slow
 def test_steps_can_be_read_sent_and_copied_while_writers_die(monkeypatch):
     trajectories = Trajectories(packed_layout(2, arena_bytes=60_000, rows=2_000))
     restored, overtaken, checked, lengths = Trajectories(trajectories.layout), 0, 0, Trajectories._lengths

@@ -293,6 +293,7 @@ def write_without_end(trajectories: Trajectories, actor_ind: int, ready) -> None
             ready.set()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_snapshot_taken_while_writing_holds_whole_steps_only():
     # 32 MB: slow enough to be overtaken

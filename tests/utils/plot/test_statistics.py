@@ -72,6 +72,7 @@ def test_all_points_of_a_curve_are_resampled_together():
     assert drawn.shape == (2, 100) and np.array_equal(drawn[0], drawn[1]) and set(drawn[0]) == {0.0, 0.5, 1.0}
 
 
+@pytest.mark.slow
 def test_statistics_equal_those_of_rliable():
     # one of its requirements fails with pandas 3
     library = pytest.importorskip("rliable.library", exc_type=(ImportError, TypeError))

@@ -92,6 +92,7 @@ def test_a_head_that_falls_silent_is_not_waited_for(monkeypatch):
         head.close()
 
 
+@pytest.mark.slow
 def test_a_killed_owners_folder_and_the_processes_in_it_go(folder):
     """Ray kills the children of a process with it, so that the shell must be none."""
     with open(folder / "inner" / "file") as file:

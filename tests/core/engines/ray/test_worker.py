@@ -10,6 +10,7 @@ from core.common.exit_codes import TRAINING_FAILED
 pytest.importorskip("ray")
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_the_owner_of_its_memory():
     program = "from core.engines.ray.worker import end_with; end_with({}); print(flush=True); input()"
     with subprocess.Popen(["sleep", "60"]) as owner:

@@ -84,6 +84,7 @@ def drawn_by_a_moody_sampler(
     raise AssertionError
 
 
+@pytest.mark.slow
 def test_block_gives_every_unroll_exactly_once_and_in_order():
     chunks = 160
     replay = [
