@@ -14,7 +14,7 @@ import shutil
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Tracer
 
 from core.common.console import log_to_stderr
 
@@ -108,7 +108,7 @@ def _nothing_freed() -> Iterator[None]:
 
 COMPILERS = ("g++", "clang++", "c++")
 
-_COMPILING = threading.Lock()  # because torch's compiler has settings of the whole process
+POLL_SECONDS = 0.2  # between two calls of keep_waiting
 _RECORDING: ContextVar[bool] = ContextVar("recording", default=False)
 
 
@@ -137,44 +137,52 @@ class CompiledCallable:
         work: The work, which returns nothing: results are written in place.
         cycle: Calls after which the operations repeat.
         cache: Folder of the compiler's files, from which later runs take what they need.
-        in_background: Calls stay eager while the compiler works in a thread. When it ends, it sets torch's global
-            generator back to where it began. If false, the recorded call waits for it, so that nothing is drawn twice.
+        keep_waiting: The recorded call waits for the compiler, up to a minute. It calls this several times a second
+            and leaves the work eager if this returns False.
     """
 
-    def __init__(self, work: Callable[[], None], cycle: int, cache: Path, in_background: bool = False):
-        self._work, self._cache, self._cycle, self._in_background = work, cache, cycle, in_background
-        self._pieces: dict[int, Future[Callable[[], None]]] = {}
+    def __init__(
+        self, work: Callable[[], None], cycle: int, cache: Path, keep_waiting: Callable[[], bool] = lambda: True
+    ):
+        self._work, self._cache, self._cycle, self._keep_waiting = work, cache, cycle, keep_waiting
+        self._pieces: dict[int, Callable[[], None]] = {}
         self._calls = 0
 
     def __call__(self) -> None:
         """Run the work once."""
         piece, is_warm = self._calls % self._cycle, self._calls >= WARM_UP * self._cycle
         self._calls += 1
-        compiled = self._pieces.get(piece)
-        if compiled is None and is_warm:
-            self._pieces[piece] = self._start_compiler(*record(self._work))
-            if not self._in_background:
-                self._pieces[piece].result()
-        elif compiled is None or (self._in_background and not compiled.done()):
-            self._work()
+        if piece in self._pieces:
+            self._pieces[piece]()
+        elif is_warm:
+            self._pieces[piece] = self._compiled(*record(self._work))
         else:
-            compiled.result()()
+            self._work()
 
-    def _start_compiler(self, graph: GraphModule, tensors: list[Tensor]) -> Future[Callable[[], None]]:
+    def _compiled(self, graph: GraphModule, tensors: list[Tensor]) -> Callable[[], None]:
+        """Return the recorded work compiled, or else the work itself."""
         result: Future[Callable[[], None]] = Future()
         threads = torch.get_num_threads()
 
         def compile_work() -> None:
             try:
-                with _COMPILING:
-                    result.set_result(_compile(graph, tensors, self._cache, threads))
+                result.set_result(_compile(graph, tensors, self._cache, threads))
             except Exception as error:
-                lines = str(error).strip().splitlines() or [""]
-                log_to_stderr(f"updates are not compiled: {type(error).__name__}: {lines[0]}")
-                result.set_result(self._work)
+                result.set_exception(error)
 
+        if not self._pieces:
+            log_to_stderr("updates are being compiled, which takes up to a minute where the files are not there yet")
+        # Eager calls meanwhile would not be faster: they and the compiler would wait for each other's Python.
         threading.Thread(target=compile_work, name="compile", daemon=True).start()
-        return result
+        while not wait([result], POLL_SECONDS).done:
+            if not self._keep_waiting():
+                return self._work
+        try:
+            return result.result()
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            log_to_stderr(f"updates are not compiled: {type(error).__name__}: {lines[0]}")
+            return self._work
 
 
 def record(work: Callable[[], None]) -> tuple[GraphModule, list[Tensor]]:
@@ -249,10 +257,13 @@ def _compile(graph: GraphModule, tensors: list[Tensor], cache: Path, threads: in
         from tqdm import tqdm
 
         tqdm.set_lock(threading.RLock())  # its own is a semaphore that this process would leave behind
+    from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.exc import InductorError
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # Random numbers are those of the eager work, and no process of the compiler outlives this one. Precompiled headers
     # would save no time and be left in the folder of temporary files, whatever the cache is.
@@ -264,14 +275,25 @@ def _compile(graph: GraphModule, tensors: list[Tensor], cache: Path, threads: in
     }
     # Operators that have no C interface are called in another way, which has crashed updates (torch 2.13).
     other_way = "generate_fallback_kernel_with_runtime_lookup"
-    function: Any
-    with torch.no_grad(), config.patch(settings):
+    # A tracer of the compiler takes over calls of modules in all threads, also in one that computes features.
+    compiler, call_module = threading.get_ident(), Tracer.call_module
+
+    def call_as_before(tracer: Tracer, module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        is_traced = threading.get_ident() == compiler
+        return call_module(tracer, module, forward, args, kwargs) if is_traced else forward(*args, **kwargs)
+
+    def compiled(cpp_wrapper: bool) -> Any:
+        # Without an environment of shapes, all static, the compiler would not look for the whole graph in its cache.
+        shapes = FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True))
+        with config.patch(cpp_wrapper=cpp_wrapper), tracing(TracingContext(shapes)):
+            return compile_fx(graph, tensors)
+
+    with torch.no_grad(), config.patch(settings), patch.object(Tracer, "call_module", call_as_before):
         try:
-            refusing = patch.object(CppWrapperCpu, other_way, side_effect=NotImplementedError)
-            with config.patch(cpp_wrapper=True), refusing:
-                function = compile_fx(graph, tensors)
+            with patch.object(CppWrapperCpu, other_way, side_effect=NotImplementedError):
+                function = compiled(cpp_wrapper=True)
         except InductorError:
-            function = compile_fx(graph, tensors)
+            function = compiled(cpp_wrapper=False)
 
     def run() -> None:
         with torch.no_grad():

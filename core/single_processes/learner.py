@@ -83,6 +83,12 @@ def _heartbeat(run_state: RunState, process_ind: int) -> None:
         raise PeerLostError(f"learner {lost} was lost")
 
 
+def _is_running(context: Context, index: int) -> bool:
+    """Send a heartbeat while the learner waits for the compiler. Return False if the run stops."""
+    context.run_state.heartbeat(context.process_ind("learner", index))
+    return not context.run_state.stopped
+
+
 @dataclass(eq=False)
 class _Learner:
     """Hold what a learner learns with: its agent, its memory, the source of its batches, and what updates on them."""
@@ -332,8 +338,9 @@ def _make_updates(
     if params.cuda_graph == "on":
         return prefetcher(), GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
     if not on_gpu and compiles_updates(options, agent):
-        # The inline engine waits for the compiler, so that the same seed gives the same run.
-        compiled = partial(CompiledCallable, cache=options.compile_cache, in_background=options.engine != "inline")
+        compiled = partial(
+            CompiledCallable, cache=options.compile_cache, keep_waiting=partial(_is_running, context, index)
+        )
         return prefetcher(), GraphedUpdate(agent, StagedBatches(agent, device), capture=False, compiled=compiled)
     updates = EagerUpdates(agent, params.microbatch_on_oom)
     if on_gpu or not _precomputes(context, agent):
