@@ -68,7 +68,7 @@ class LearnerParams:
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers in which several learners send gradients; bfloat16 halves the bytes and rounds to 8 bits."""
     compile: Literal["auto", "yes", "no"] = "no"
-    """Compile updates on a CPU; auto does on vectors and small images, without an LSTM, in runs of 100,000 updates
+    """Compile updates on a CPU; auto does on vectors and small images, without an LSTM, in runs of 40,000 updates
     (PPO, PQN: minibatches)."""
     microbatch_on_oom: bool = False
     """Split a batch that exceeds GPU memory, and add the gradients of its parts."""

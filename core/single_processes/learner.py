@@ -34,8 +34,9 @@ from core.runtime.options import RunOptions
 from core.runtime.run_state import COUNTS, RunState
 from core.types import Batch, Window
 
-# With learner.compile auto, compiling, which takes up to a minute, is for runs of this many compiled calls and more.
-MIN_COMPILED_CALLS = 100_000
+# With learner.compile auto, compiling, which takes up to a minute, is for runs of this many compiled calls and more. A
+# call of DQN, Rainbow or LASER on MinAtar is 1 to 4 ms shorter than an eager one.
+MIN_COMPILED_CALLS = 40_000
 Result = TypeVar("Result")
 LOSS_TIMEOUT = 10.0  # seconds until a learner on another node must know which learner was lost
 

@@ -275,7 +275,8 @@ def test_what_cannot_be_compiled_stays_eager_with_its_reason(tmp_path, monkeypat
         compiled()
     assert float(total) == 8
     begin, end = capsys.readouterr().err.splitlines()
-    assert begin.startswith("updates are being compiled, ") and end == "updates are not compiled: OSError: the disk is full"
+    assert begin.startswith("updates are being compiled, ")
+    assert end == "updates are not compiled: OSError: the disk is full"
 
 
 def test_a_missing_compiler_is_one_sentence(monkeypatch):

@@ -24,7 +24,7 @@ def chosen(root, monkeypatch, capsys):
     ("words", "expected"),
     [
         (("--config", "dqn-minatar-breakout"), True),
-        (("--config", "dqn-minatar-breakout", "--steps", "300000"), False),  # 75,000 updates
+        (("--config", "dqn-minatar-breakout", "--steps", "150000"), False),  # 36,250 updates
         (("--config", "dqn-minatar-breakout", "--engine", "inline"), False),
         (("--config", "dqn-minatar-breakout", "--learner.compile", "no"), False),
         (("--config", "dqn-cartpole"), False),
@@ -34,14 +34,15 @@ def chosen(root, monkeypatch, capsys):
         (("--config", "ddpg-inverted-pendulum"), False),
         (("--config", "sac-halfcheetah"), True),
         (("--config", "ppo-halfcheetah"), True),  # 488 updates of 320 minibatches
-        (("--config", "ppo-halfcheetah", "--steps", "600000"), False),
+        (("--config", "ppo-halfcheetah", "--steps", "200000"), False),
         (("--config", "ppo-pong"), False),
         (("--config", "pqn-minatar-breakout"), True),
         (("--config", "ppo-minatar-breakout"), False),
-        (("--config", "rainbow-minatar-breakout"), False),  # 48,750 updates
-        (("--config", "rainbow-minatar-breakout", "--steps", "405000"), True),
+        (("--config", "rainbow-minatar-breakout"), True),  # 48,750 updates
+        (("--config", "rainbow-no-noisy-minatar-breakout"), False),
         (("--config", "laser-minatar-breakout"), True),
-        (("--config", "replay-minatar-breakout"), False),  # 50,000 updates
+        (("--config", "replay-minatar-breakout"), True),  # 50,000 updates
+        (("--config", "impala-minatar-breakout"), False),
         (("--config", "ppo-lstm-recall", "--steps", "1000000000"), False),
         (("--config", "r2d2-minatar-breakout", "--steps", "1000000000"), False),
         (("--config", "dqn-minatar-breakout", "--num_learners", "2", "--num_actors", "2"), False),
