@@ -25,11 +25,11 @@ train: $(VENV)/.installed       ## train what utils/options.py says; ARGS="--con
 	$(RUN) main.py $(ARGS)
 
 test: $(VENV)/.installed-test   ## run the tests that a change needs, two files at a time; ARGS="tests/utils -x" goes to pytest
-	@echo "This takes about three minutes on two cores."
+	@echo "This takes three to six minutes on two cores."
 	$(PYTEST) $(ARGS)
 
 test-all: test                  ## run `make test`, then the tests that are marked slow
-	@echo "The slow tests take about eight minutes on two cores."
+	@echo "The slow tests take eight to fifteen minutes on two cores."
 	$(PYTEST) -m $(SLOW) $(ARGS) || test $$? -eq 5  # 5: ARGS selects no slow test
 
 coverage: $(VENV)/.installed-test ## run the tests of test-all and report the lines that they do not reach
@@ -45,7 +45,7 @@ soak: $(VENV)/.installed-test   ## kill processes of two runs for half an hour e
 	$(RUN) -m benchmarks.soak --victim others $(ARGS)
 	$(RUN) -m benchmarks.soak --victim learner $(ARGS)
 
-learn: $(VENV)/.installed-test  ## run the tests that train for minutes
+learn: $(VENV)/.installed-test  ## run the tests that train or compile for minutes
 	$(RUN) -m pytest -m learn $(ARGS)
 
 lint: $(VENV)/.installed-dev    ## check style, types, spelling and docstrings
