@@ -186,7 +186,7 @@ def _run_main(words: list[str], progress: bool) -> tuple[int, list[str], bool]:
 
 # playing --------------------------------------------------------------------------------------------------------------
 def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
-    """Return the policy of a model file, models/<signature>.pth, or of a checkpoint.
+    """Return the policy of a model file or a checkpoint, or of the run of this name in the project's `models`.
 
     The file says what the model is. Checkpoints and files of earlier versions need logs/<signature>/run.json beside
     the folder of models.
@@ -211,10 +211,10 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
 
 
 def find_model(path: str | os.PathLike[str]) -> Path:
-    """Return the model file of this path or, if there is none, the one of this name in the project's `models`."""
+    """Return the model file of this path or, if there is none, that of this file or run in the project's `models`."""
     file = Path(path).expanduser()
     in_models = Path(PROJECT) / "models" / file
-    return in_models if os.path.exists(in_models) and not os.path.exists(file) else file
+    return next(filter(os.path.exists, (file, in_models, in_models.with_name(f"{file.name}.pth"))), file)
 
 
 def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:

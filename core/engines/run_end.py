@@ -2,6 +2,7 @@
 
 import shlex
 import signal
+import sys
 import time
 
 from core.common.exit_codes import BAD_OPTIONS, TRAINING_FAILED
@@ -75,8 +76,9 @@ def unsaved(context: Context) -> str:
 def resume_command_hint(options: RunOptions) -> str:
     """Return the command that continues the run, if the run has a checkpoint."""
     if any(options.checkpoint_folder.glob("step_*")):
+        python = shlex.quote(sys.orig_argv[0])  # as the user wrote it
         root = "" if options.root == type(options).root else f" --root {shlex.quote(options.root)}"
-        return f"continue this run with: python main.py --config {options.config} --resume {options.signature}{root}"
+        return f"continue this run with: {python} main.py --config {options.config} --resume {options.signature}{root}"
     learner = options.learner
     times = []
     if learner.checkpoint_steps:

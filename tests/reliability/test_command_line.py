@@ -232,6 +232,7 @@ def test_several_bad_values_are_reported_at_once(refuse):
             "locall",
             "--agent.double_q",
             "perhaps",
+            "--seed",
         )
     )
     for part in (
@@ -245,6 +246,7 @@ def test_several_bad_values_are_reported_at_once(refuse):
         "did you mean local",
         "agent.double_q='perhaps'",
         "'stray' stands alone",
+        "--seed needs a value",
     ):
         assert part in told
 

@@ -4,7 +4,9 @@ import ctypes
 import errno
 import os
 import resource
+import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,7 +132,7 @@ def test_f61_a_last_checkpoint_that_is_not_written_exits_4(root, alone, monkeypa
     said = capsys.readouterr().err
     assert "the last write of learner 0 failed: not all that this run made is on disk" in said
     assert (
-        "continue this run with: "
+        f"continue this run with: {shlex.quote(sys.orig_argv[0])} main.py --config dqn-cartpole --resume test_one"
         if resumed
         else "this run has no checkpoint (one is due at the end) and cannot be continued"
     ) in said

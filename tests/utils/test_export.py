@@ -243,14 +243,15 @@ def test_an_export_overwrites_no_other_file(output, message, tmp_path, monkeypat
     assert all(path.read_text() == path.name for path in tmp_path.iterdir())
 
 
-def test_an_export_stands_beside_the_model_that_is_found_by_its_name(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["run.pth", "run"])
+def test_an_export_stands_beside_the_model_that_is_found_by_its_name(name, tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "run.pth").touch()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setattr(api, "PROJECT", tmp_path)
     monkeypatch.setattr(exporting, "load", lambda model: small_policy("dqn-mlp"))
-    assert main(["run.pth"]) == 0
+    assert main([name]) == 0
     assert [path.name for path in (tmp_path / "models").iterdir() if path.stat().st_size] == ["run.onnx"]
     assert not list((tmp_path / "elsewhere").iterdir())
 

@@ -35,7 +35,7 @@ from core.runtime.options import make_env
 from core.single_processes.learner import compiles_updates
 from core.specs import ArraySpec, EnvSpec, ObservationPart, PartKind
 from utils.config import memory_budget, throughput, validation
-from utils.config.rows import class_defaults, flatten
+from utils.config.rows import CHOICES, class_defaults, flatten
 from utils.errors import ConfigurationError
 from utils.options import Options
 
@@ -62,6 +62,7 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
         options = throughput.resolve_num_envs(options)
     console, problems = wide_console(), list[str]()
     console.print(_settings(options))
+    console.print(f"other options have their defaults; --config {options.config} --help lists all", markup=False)
     spec = validation.environment_spec(options)
     warnings_found = [spec.warning] if spec.warning else []
     agent, facts, pace = options.make_agent(spec), Table.grid(padding=(0, 2)), Pace(0.0, 0.0)
@@ -124,12 +125,14 @@ def _environments(options: Options, count: int) -> Env:
 
 # description ----------------------------------------------------------------------------------------------------------
 def _settings(options: Options) -> Table:
-    """Return a table of every option, with the default where it differs."""
-    table = Table("option", "value", "default, where it differs", title=f"options of {options.config}", **TABLE)
-    defaults = class_defaults(options)
-    for name, value in flatten(options).items():
-        differs = (default := defaults.get(name, value)) != value
-        table.add_row(name, str(value), str(default) if differs else "", style="bold" if differs else None)
+    """Return a table of the classes, the game, and the options that differ from their defaults."""
+    table = Table("option", "value", "default", title=f"options of {options.config}", **TABLE)
+    settings, defaults = flatten(options), class_defaults(options)
+    for name in CHOICES:
+        table.add_row(name, str(settings[name]), "")
+    for name, value in settings.items():
+        if name != "check" and (default := defaults.get(name, value)) != value:
+            table.add_row(name, str(value), str(default))
     return table
 
 

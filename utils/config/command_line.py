@@ -209,7 +209,9 @@ def _chosen(row: Row, words: Words, saved: SavedRun | None = None) -> tuple[Opti
     for name, texts in words.items():
         section, dot, last = name.rpartition(".")
         switch = f"{section}{dot}{last.removeprefix('no_')}"
-        if name in known:
+        if name in known and not texts and not rows.kinds(known[name].annotation) & {bool, tuple}:
+            problems.append(f"--{name} needs a value")
+        elif name in known:
             settings[name] = rows.from_words(texts, known[name].annotation)
         elif switch in known and not texts and bool in rows.kinds(known[switch].annotation):
             settings[switch] = False
