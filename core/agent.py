@@ -4,6 +4,7 @@ An agent sees a model, a batch and ops; never a process, a clock, a file or an e
 is cheap, because its network is built on first access and everything that only a learner needs by `init_learner`.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -222,19 +223,15 @@ class Agent(ABC):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def _make_target(self) -> Model:
-        """Build a frozen network with the model's weights."""
-        weights = self.model.state_dict()  # the model draws its weights before the target does
-        target = self._make_model().requires_grad_(False)
-        target.load_state_dict(weights)
-        return target
+        """Return a frozen copy of the model."""
+        return copy.deepcopy(self.model).requires_grad_(False)
 
     @abstractmethod
     def init_learner(self) -> None:
         """Build everything that only a learner needs: optimisers, target network, counters.
 
         A learner calls this once, when the network has its first weights, and before every method below. Actors never
-        call it. Networks draw their weights from torch's global generator in a fixed order: the model first, then its
-        target.
+        call it.
         """
 
     @abstractmethod

@@ -26,7 +26,6 @@ from core.common.settings import frozen_dataclass
 from core.specs import Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import TimeStep
 
-RENDER_MODES = (None, "human", "rgb_array")
 Side = Annotated[int, Field(ge=8, le=1024)]  # pixels
 Size = Side | Annotated[tuple[Side, Side], Strict(False)]  # one number, or height and width
 
@@ -123,18 +122,6 @@ class Env(ABC):
 
     def close(self) -> None:
         """Release threads and windows. Further calls are errors."""
-
-
-def check_construction(num_envs: int, num_threads: int, render_mode: str | None) -> None:
-    """Raise ValueError with every violation in these arguments of an Env."""
-    rules = {
-        f"num_envs={num_envs} must be at least 1": num_envs >= 1,
-        f"num_threads={num_threads} must be at least 1": num_threads >= 1,
-        f"render_mode={render_mode!r} must be one of None, human, rgb_array": render_mode in RENDER_MODES,
-        f"render_mode={render_mode!r} draws one environment, num_envs={num_envs}": render_mode is None or num_envs == 1,
-    }
-    if violations := [rule for rule, holds in rules.items() if not holds]:
-        raise ValueError("; ".join(violations))
 
 
 def checked_discrete(action: np.ndarray, num_envs: int, space: Discrete | MultiDiscrete) -> np.ndarray:

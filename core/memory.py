@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from core.common.settings import frozen_dataclass
+from core.common.shared_arrays import next_multiple
 from core.specs import WindowKind, WindowSpec
 from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
@@ -67,7 +68,8 @@ class Memory(ABC):
 
     def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):
         """Allocate the rings; raise ValueError if the ring of an environment can never hold a whole window."""
-        min_length = layout.overwrite_margin + max(layout.frame_stack - 1, 0) + window.length + (not window.stride)
+        stack = next_multiple(max(layout.frame_stack - 1, 0), window.stride or 1)
+        min_length = layout.overwrite_margin + stack + window.length + (window.stride != window.length)
         if window.length < 1 or layout.ring_length < min_length:
             raise ValueError(
                 f"{layout.ring_length} steps an environment are too few for windows of length "
@@ -139,10 +141,7 @@ class Memory(ABC):
 
     @abstractmethod
     def sample(self, batch_size: int) -> Batch | None:
-        """Return batch_size windows; if there is no valid start yet, return None.
-
-        Raises ValueError for a batch size below 1.
-        """
+        """Return batch_size windows; if there is no valid start yet, return None."""
 
     def release_actors(self) -> None:
         """Let actors go on, because the parameters learnt from the last batch are published. Only learners call it."""

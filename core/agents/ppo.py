@@ -23,13 +23,13 @@ from torch import Tensor
 
 from core.agent import ActorOutput, LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
-from core.agents.base.rollout_epochs import Compile, RolloutAgentParams, RolloutEpochs, normalized_weights
+from core.agents.base.rollout_epochs import RolloutAgent, RolloutAgentParams, RolloutEpochs, normalized_weights
 from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.distributed.learner_group import all_reduce_and, all_reduce_mean, all_reduce_sum
 from core.learning.gradients import Loss
 from core.learning.optimizer import OptimizerName
-from core.model import Model, disable_host_sync
+from core.model import Model
 from core.models.layers.running_normalization import RunningNormalization
 from core.ops.actions import mask_actions
 from core.ops.policy_losses import MAX_LOG_RATIO, clipped_policy_loss, clipped_value_loss
@@ -101,7 +101,7 @@ class Samples(NamedTuple):
         return Samples._make([*map(of_field, self[:8]), legal, tuple(map(of_state, self.states))])
 
 
-class PPO(ActorCriticAgent):
+class PPO(RolloutAgent, ActorCriticAgent):
     """Proximal policy optimisation."""
 
     Params = PPOParams
@@ -133,7 +133,6 @@ class PPO(ActorCriticAgent):
         self._is_recurrent = bool(self.model.initial_state(1))
         samples = params.batch_size * (1 if self._is_recurrent else params.unroll_length)
         self._epochs = RolloutEpochs(self.model.parameters(), params, samples, lambda: self.run_progress)
-        self._optimizer = self._epochs.optimizer
         self._returns = RunningNormalization(1).to(self.device) if params.normalize_rewards else None
 
     def unroll(self, window: Window, model: Model | None = None) -> tuple[ActorCriticOutput, State]:
@@ -244,18 +243,6 @@ class PPO(ActorCriticAgent):
             reports = torch.stack([policy, value, entropy, kl, clipped]).mul_(samples.weights).sum((1, 2)).unbind()
         names = "policy_loss", "baseline_loss", "entropy", "approximate_kl", "clip_fraction"
         return Loss((samples.weights * losses).sum(), dict(zip(names, reports)))
-
-    def prepare_updates(self, count: int) -> None:
-        disable_host_sync(self.model)
-        self._epochs.plan(count)
-
-    @classmethod
-    def compiled_calls(cls, params: PPOParams) -> int:
-        return params.epochs * params.minibatches
-
-    def compile_parts(self, compiled: Compile) -> bool:
-        self._epochs.compile = compiled
-        return True
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def checkpoint_parts(self) -> dict[str, Any]:

@@ -22,11 +22,10 @@ from torch import Tensor
 
 from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.action_values import ActionValueAgent, ActionValueParams
-from core.agents.base.rollout_epochs import Compile, RolloutAgentParams, RolloutEpochs, normalized_weights
+from core.agents.base.rollout_epochs import RolloutAgent, RolloutAgentParams, RolloutEpochs, normalized_weights
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.learning.optimizer import OptimizerName
-from core.model import disable_host_sync
 from core.ops.actions import mask_actions
 from core.ops.returns import generalised_advantages
 from core.specs import ArraySpec, WindowSpec
@@ -70,13 +69,12 @@ class Samples(NamedTuple):
         return Samples(*(field[index] for field in self))
 
 
-class PQN(ActionValueAgent):
+class PQN(RolloutAgent, ActionValueAgent):
     """Parallelised Q-learning of action values [B, A]."""
 
     Params = PQNParams
     required_output = "q"
     window_kinds = ("rollouts",)
-    supports_cuda_graphs = True
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -133,19 +131,3 @@ class PQN(ActionValueAgent):
             statistics = {"q_mean": values.mean(1), "td_error": errors.abs()}
             statistics = {name: (samples.weights * each).sum() for name, each in statistics.items()}
         return Loss((samples.weights * 0.5 * errors.square()).sum(), statistics)
-
-    def prepare_updates(self, count: int) -> None:
-        disable_host_sync(self.model)
-        self._epochs.plan(count)
-
-    @classmethod
-    def compiled_calls(cls, params: PQNParams) -> int:
-        return params.epochs * params.minibatches
-
-    def compile_parts(self, compiled: Compile) -> bool:
-        self._epochs.compile = compiled
-        return True
-
-    # checkpoint -------------------------------------------------------------------------------------------------------
-    def checkpoint_parts(self) -> dict[str, Any]:
-        return {"model": self.model, "optimizer": self._epochs.optimizer}

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -83,7 +82,7 @@ class LearnerGroup(ABC):
             content.copy_(torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8))
         for piece in content.split(BROADCAST_BYTES):
             yield False
-            self._sum(piece)  # with the zeros of the others
+            self._start(piece)()  # with the zeros of the others
         return torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
 
     def run(self, function: Callable[[], Result]) -> Result:
@@ -130,12 +129,11 @@ class LearnerGroup(ABC):
             tensor.mul_(self.size)
 
     @abstractmethod
-    def _sum(self, tensor: Tensor) -> None:
-        """Add up the tensors of all learners in place. Raises PeerLostError, after which values are undefined."""
-
     def _start(self, tensor: Tensor) -> Callable[[], None]:
-        """Start `_sum` if that is possible. Return a function that waits for it, or else does it."""
-        return partial(self._sum, tensor)
+        """Start to add up the tensors of all learners in place. Return a function that waits for the sum.
+
+        That raises PeerLostError, after which values are undefined.
+        """
 
     def __enter__(self) -> "LearnerGroup":
         return self
@@ -180,8 +178,8 @@ class SingleLearner(LearnerGroup):
         yield from ()
         return [list(values)]
 
-    def _sum(self, tensor: Tensor) -> None:
-        """Do nothing: with one learner the tensor already is the sum."""
+    def _start(self, tensor: Tensor) -> Callable[[], None]:
+        return lambda: None  # with one learner, the tensor already is the sum
 
 
 @contextmanager

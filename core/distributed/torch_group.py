@@ -15,7 +15,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from core.distributed.learner_group import LearnerGroup, PeerLostError
 
@@ -23,31 +23,23 @@ from core.distributed.learner_group import LearnerGroup, PeerLostError
 EXCHANGE_TIMEOUT = timedelta(days=7)
 CONNECT_TIMEOUT = 20.0  # seconds within which the store of learners on several machines must answer
 HEARTBEAT_PERIOD = timedelta(seconds=1)  # while a learner waits for the others
-FILE = "file://"
 
 
 @dataclass(frozen=True)
 class TorchRendezvous:
-    """A rendezvous by address: file://<path> for learners of one machine, <host>:<port> of a store for several."""
+    """A rendezvous at a store of main."""
 
     size: int  # number of learners
-    address: str
+    host: str
+    port: int
 
     def join(self, index: int, device: str) -> LearnerGroup:
         """Wait for the other learners, and return the group of learner `index`, which computes on this device."""
         on_gpu = torch.device(device).type == "cuda"
         if on_gpu:
             torch.cuda.set_device(device)
-        if self.address.startswith(FILE):
-            # torch opens the file by its name once more when it deletes its store, perhaps after the owner has closed
-            # it. So the name is that of a descriptor which this process keeps open.
-            descriptor = os.open(self.address.removeprefix(FILE), os.O_RDWR)
-            interface = "lo"
-            store: Store = FileStore(f"/proc/self/fd/{descriptor}", self.size)
-        else:
-            host, _, port = self.address.rpartition(":")
-            interface = _interface_to(host, int(port))
-            store = TCPStore(host, int(port), timeout=EXCHANGE_TIMEOUT, wait_for_workers=False)
+        interface = _interface_to(self.host, self.port)
+        store = TCPStore(self.host, self.port, timeout=EXCHANGE_TIMEOUT, wait_for_workers=False)
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         os.environ["NCCL_SOCKET_IFNAME"] = f"={interface}"  # without "=", eth1 would permit eth10 as well
         dist.init_process_group(
@@ -64,21 +56,8 @@ class TorchRendezvous:
 
 
 @contextmanager
-def local_rendezvous(size: int) -> Iterator[TorchRendezvous]:
-    """Yield a rendezvous for processes of this machine: an anonymous file, which is there until the context ends.
-
-    The learners then communicate over the loopback interface only.
-    """
-    descriptor = os.memfd_create("learners")
-    try:
-        yield TorchRendezvous(size, f"{FILE}/proc/{os.getpid()}/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def network_rendezvous(size: int, host: str) -> Iterator[TorchRendezvous]:
-    """Yield a rendezvous for processes of several machines: a store of this process, until the context ends.
+def rendezvous(size: int, host: str = "127.0.0.1") -> Iterator[TorchRendezvous]:
+    """Yield a rendezvous at a store of this process, until the context ends.
 
     It listens on this address of the machine only, at a free port. The learners communicate over the interfaces by
     which they reach it.
@@ -89,7 +68,7 @@ def network_rendezvous(size: int, host: str) -> Iterator[TorchRendezvous]:
         port = listener.getsockname()[1]
         # torch would bind its own socket to every address; it takes over, and closes, the descriptor.
         store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno()))
-    yield TorchRendezvous(size, f"{host}:{port}")
+    yield TorchRendezvous(size, host, port)
     del store  # which ends its thread
 
 
@@ -125,9 +104,6 @@ class TorchGroup(LearnerGroup):
                 self.heartbeat()
                 yield False
         return rows.tolist()
-
-    def _sum(self, tensor: Tensor) -> None:
-        self._start(tensor)()
 
     def _start(self, tensor: Tensor) -> Callable[[], None]:
         """Start the sum. NCCL does not notice lost peers, so an error on a GPU is this learner's own."""

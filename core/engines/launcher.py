@@ -79,9 +79,9 @@ class Launcher(Protocol):
     """Start and observe the processes of one run."""
 
     @property
-    def address(self) -> str | None:
-        """This machine's address for learners on other machines; None if all learners are here."""
-        return None
+    def address(self) -> str:
+        """This machine's address for the learners; loopback if all of them are here."""
+        return "127.0.0.1"
 
     def prepare(self) -> None:
         """Wait until processes can be started, or until the run is interrupted."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from core.common.console import log_to_stderr
 from core.common.exit_codes import DONE, TRAINING_FAILED
 from core.common.processes import Interrupts
-from core.distributed.torch_group import local_rendezvous, network_rendezvous
+from core.distributed.torch_group import rendezvous
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle
 from core.engines.run_end import Conditions, interrupt_signals, resume_command_hint, unsaved
 from core.runtime.context import Context
@@ -86,9 +86,7 @@ class Supervisor:
             for number in interrupt_signals():
                 stack.callback(signal.signal, number, signal.signal(number, self._interrupt))
             if self._options.mode == 1 and (count := self._options.num_learners) > 1:
-                address = self._launcher.address
-                meeting = local_rendezvous(count) if address is None else network_rendezvous(count, address)
-                self._context.rendezvous = stack.enter_context(meeting)
+                self._context.rendezvous = stack.enter_context(rendezvous(count, self._launcher.address))
             stack.callback(self._launcher.close)
             stack.callback(lambda: self._kill(self._alive()))
             self._launcher.prepare()

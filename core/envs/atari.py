@@ -25,7 +25,6 @@ from core.env import (
     Env,
     EnvParams,
     Size,
-    check_construction,
     checked_discrete,
     clipped,
     env_seeds,
@@ -142,7 +141,6 @@ class AtariEnv(Env):
         num_threads: int = 1,
         render_mode: str | None = None,
     ):
-        check_construction(num_envs, num_threads, render_mode)
         name, rules = resolve_name(game, atari_games()), params.rules()
         self._emulator = _emulator(params, name, num_envs, num_threads, render_mode)
         self._num_envs, self._max_steps, self._render_mode = num_envs, params.max_steps, render_mode

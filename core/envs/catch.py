@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.env import Env, EnvParams, check_construction, checked_discrete, reset_timestep, resolve_name
+from core.env import Env, EnvParams, checked_discrete, reset_timestep, resolve_name
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 
@@ -42,7 +42,6 @@ class CatchEnv(Env):
         num_threads: int = 1,
         render_mode: str | None = None,
     ):
-        check_construction(num_envs, num_threads, render_mode)
         if render_mode == "human":
             raise ValueError('catch opens no window; use --record, or render_mode "rgb_array"')
         self._params, self._num_envs, self._render_mode, self._actions = params, num_envs, render_mode, Discrete(3)

@@ -14,18 +14,7 @@ from pydantic import Field, Strict
 
 from core.common.foreign_code import foreign_code
 from core.common.settings import JsonText, frozen_dataclass
-from core.env import (
-    Clipping,
-    Env,
-    EnvParams,
-    Size,
-    check_construction,
-    clipped,
-    env_seeds,
-    grayscale,
-    reset_timestep,
-    resized,
-)
+from core.env import Clipping, Env, EnvParams, Size, clipped, env_seeds, grayscale, reset_timestep, resized
 from core.envs.gym_make import MadeEnv, apply_wrappers, frame_rate, make_env
 from core.envs.gym_spaces import ActionConverter, InvalidPartError, MaskReader, ObservationConverter
 from core.specs import ArraySpec, EnvSpec
@@ -89,7 +78,6 @@ class GymEnv(Env):
         num_threads: int = 1,
         render_mode: str | None = None,
     ):
-        check_construction(num_envs, num_threads, render_mode)
         made = [self._make(params, game, render_mode) for _ in range(num_envs)]
         env = made[0].env
         convert = ObservationConverter(env.observation_space, params.observation_keys)

@@ -13,17 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.env import (
-    Clipping,
-    Env,
-    EnvParams,
-    check_construction,
-    checked_discrete,
-    clipped,
-    env_seeds,
-    reset_timestep,
-    resolve_name,
-)
+from core.env import Clipping, Env, EnvParams, checked_discrete, clipped, env_seeds, reset_timestep, resolve_name
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 
@@ -61,7 +51,6 @@ class MinAtarEnv(Env):
         num_threads: int = 1,
         render_mode: str | None = None,
     ):
-        check_construction(num_envs, num_threads, render_mode)
         if render_mode == "human":
             raise ValueError('MinAtar opens no window; use --record, or render_mode "rgb_array"')
         name = resolve_name(game, GAMES)

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.env import Env, EnvParams, check_construction, checked_discrete, reset_timestep, resolve_name
+from core.env import Env, EnvParams, checked_discrete, reset_timestep, resolve_name
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 
@@ -40,7 +40,6 @@ class RecallEnv(Env):
         num_threads: int = 1,
         render_mode: str | None = None,
     ):
-        check_construction(num_envs, num_threads, render_mode)
         if render_mode is not None:
             raise ValueError("recall draws no pictures")
         self._params, self._num_envs, self._actions = params, num_envs, Discrete(params.cues)

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.env import Env, EnvParams, check_construction, checked_discrete, reset_timestep, resolve_name
+from core.env import Env, EnvParams, checked_discrete, reset_timestep, resolve_name
 from core.ops.actions import random_legal_actions
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
@@ -43,7 +43,6 @@ class TicTacToeEnv(Env):
         num_threads: int = 1,
         render_mode: str | None = None,
     ):
-        check_construction(num_envs, num_threads, render_mode)
         if render_mode is not None:
             raise ValueError(f"tictactoe draws no pictures, so that render_mode {render_mode!r} is impossible")
         self._params, self._num_envs, self._actions = params, num_envs, Discrete(CELLS)

@@ -24,7 +24,7 @@ from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device, upload
 from core.learning.optimizer import ScheduledTensor
 from core.memories.sum_tree import CumulativeLeaves, SumTree
-from core.memories.uniform import DeviceReplay, StartLeaves, Store, WindowStarts, check_batch_size
+from core.memories.uniform import DeviceReplay, StartLeaves, Store, WindowStarts
 from core.memory import Memory, MemoryParams
 from core.specs import WindowSpec
 from core.trajectory.ring_buffer import Array, Layout
@@ -214,7 +214,6 @@ class PrioritizedMemory(Memory):
         return self._leaves.store
 
     def sample(self, batch_size: int) -> Batch | None:
-        check_batch_size(batch_size)
         # once: steps of this batch keep their leaves even if some of them are drawn again
         self._leaves.refresh(*self._starts.valid_range(), self._first_leaves)
         drawn = self._starts.read(self._draw, batch_size)

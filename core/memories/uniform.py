@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from core.common.settings import frozen_dataclass
-from core.common.shared_arrays import next_multiple, total_bytes
+from core.common.shared_arrays import total_bytes
 from core.device.torch_runtime import upload
 from core.memories.sum_tree import CumulativeLeaves, SumTree
 from core.memory import DeviceMemory, Memory, MemoryParams
@@ -32,12 +32,6 @@ from core.types import Batch, SampleIds, Window
 ATTEMPTS = 100
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Raise ValueError for a batch size that is not an integer of at least 1."""
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise ValueError(f"batch size must be an integer of at least 1, not {batch_size!r}")
-
-
 class WindowStarts:
     """The possible starts of windows, numbered in each environment: start k is step k * stride.
 
@@ -48,24 +42,14 @@ class WindowStarts:
     """
 
     def __init__(self, trajectories: Trajectories, spec: WindowSpec):
-        """Raise ValueError if the stride is not the chunk length, or if the rings might not hold a whole window."""
+        """Raise ValueError if the stride is not the chunk length."""
         self._trajectories, self._spec = trajectories, spec
         self.stride, self.layout = spec.stride or 1, trajectories.layout
         layout = self.layout
         self.per_env = layout.ring_length // self.stride  # starts in the ring of an environment
-        if not spec.stride:
-            return
-        if spec.stride != layout.chunk_length:
+        if spec.stride not in (0, layout.chunk_length):
             raise ValueError(
                 f"sequences start with a chunk: every {spec.stride} steps does not fit chunks of {layout.chunk_length}"
-            )
-        stack = next_multiple(max(layout.frame_stack - 1, 0), spec.stride)
-        min_length = layout.overwrite_margin + stack + spec.length + 1
-        if layout.ring_length < min_length:
-            raise ValueError(
-                f"{layout.ring_length} steps an environment are too few for a sequence of length "
-                f"{spec.length} every {spec.stride} steps: at least {min_length} are needed; raise the "
-                "capacity or lower the number of environments"
             )
 
     def valid_range(self) -> tuple[np.ndarray, np.ndarray]:
@@ -209,7 +193,6 @@ class DeviceReplay(DeviceMemory):
 
     # updates ----------------------------------------------------------------------------------------------------------
     def sample(self, batch_size: int) -> tuple[Batch, Tensor]:
-        check_batch_size(batch_size)
         leaf_indices = self._table.store.find(self._shares(batch_size))
         env_ids, step_ids = self._starts.ids(leaf_indices, self._low)
         window = self.ring.gather(env_ids, step_ids, self.window)
@@ -264,7 +247,6 @@ class UniformMemory(Memory):
         self._starts = WindowStarts(self.trajectories, window)
 
     def sample(self, batch_size: int) -> Batch | None:
-        check_batch_size(batch_size)
         drawn = self._starts.read(self._draw, batch_size)
         return None if drawn is None else Batch(*drawn, torch.ones(batch_size))
 

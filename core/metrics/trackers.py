@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from core.common.console import log_to_stderr
 from core.common.settings import dotted
@@ -20,16 +20,6 @@ from core.runtime.options import RunOptions
 MAX_WAITING_PERIODS = 500  # that a tracker may be behind
 MAX_PARAM_CHARACTERS = 500  # of an MLflow parameter
 PARAMS_PER_REQUEST, METRICS_PER_REQUEST = 100, 1_000  # limits of MLflow's log_batch
-
-
-class Tracker(Protocol):
-    """The interface of a tracker, used by one thread. Its first exception is reported, and all are counted."""
-
-    def write(self, records: list[Record]) -> None:
-        """Send the records of one period."""
-
-    def close(self) -> None:
-        """Mark the run as finished."""
 
 
 class WandbTracker:
@@ -99,6 +89,9 @@ class MlflowTracker:
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
+
+
+Tracker = WandbTracker | MlflowTracker
 
 
 class TrackerThread:

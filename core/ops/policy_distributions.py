@@ -55,11 +55,11 @@ NODES, SPAN = 65, 8.0
 class PolicyDistribution(Protocol):
     """A family of distributions, as an actor-critic uses it."""
 
-    def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
-        """Draw an action for each of E environments from parameters [E, P]; without a generator, the likeliest one."""
+    def sample(self, parameters: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Draw an action for each of E environments from parameters [E, P]."""
 
     def likeliest(self, parameters: Tensor) -> Tensor:
-        """Return the likeliest action of each of E environments from parameters [E, P], as `sample` does."""
+        """Return the likeliest action of each of E environments from parameters [E, P]."""
 
     def log_probs(self, parameters: Tensor, actions: Tensor) -> Tensor:
         """Compute log pi(a) [T, B] from parameters [T, B, P]."""
@@ -74,10 +74,9 @@ class PolicyDistribution(Protocol):
 class Categorical:
     """One of A actions, by logits [..., A]. Actions are [T, B] int64."""
 
-    def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
+    def sample(self, parameters: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         # The argmax of logits and Gumbel noise is a sample of the policy.
-        noise = 0.0 if generator is None else generator.gumbel(size=parameters.shape)
-        action: np.ndarray = (parameters + noise).argmax(1)
+        action: np.ndarray = (parameters + generator.gumbel(size=parameters.shape)).argmax(1)
         return action
 
     def likeliest(self, parameters: Tensor) -> Tensor:
@@ -102,9 +101,8 @@ class MultiCategorical:
         parts: tuple[Tensor, ...] = parameters.split(self._nvec, -1)
         return parts
 
-    def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
-        noise = 0.0 if generator is None else generator.gumbel(size=parameters.shape)
-        parts = np.split(parameters + noise, np.cumsum(self._nvec)[:-1], 1)
+    def sample(self, parameters: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        parts = np.split(parameters + generator.gumbel(size=parameters.shape), np.cumsum(self._nvec)[:-1], 1)
         return np.stack([part.argmax(1) for part in parts], 1)
 
     def likeliest(self, parameters: Tensor) -> Tensor:
@@ -136,11 +134,9 @@ class DiagonalGaussian:
     def __init__(self, squashed: bool):
         self.squashed = squashed
 
-    def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
+    def sample(self, parameters: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         size = parameters.shape[-1] // 2
         means, log_deviations = parameters[..., :size], parameters[..., size:]
-        if generator is None:
-            return means
         noise = generator.standard_normal(means.shape, np.float32)
         action: np.ndarray = means + np.exp(log_deviations) * noise
         return action
@@ -186,7 +182,7 @@ class ChoicesAndNumbers:
         self.choices, self.numbers = MultiCategorical(nvec), DiagonalGaussian(squashed)
         self.num_choices, self.num_logits = len(nvec), sum(nvec)
 
-    def sample(self, parameters: np.ndarray, generator: np.random.Generator | None) -> np.ndarray:
+    def sample(self, parameters: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         logits, moments = parameters[..., : self.num_logits], parameters[..., self.num_logits :]
         parts = self.choices.sample(logits, generator), self.numbers.sample(moments, generator)
         return np.concatenate(parts, 1, dtype=parameters.dtype)

@@ -104,7 +104,5 @@ def implied_policy(target_logits: Tensor, behaviour_logits: Tensor, rho_bar: flo
         ValueError: The shapes differ, or rho_bar is not positive.
     """
     check_shapes("T, B, A", target_logits, behaviour_logits)
-    if rho_bar <= 0:
-        raise ValueError(f"rho_bar must be positive, not {rho_bar}")
     log_pi, log_mu = torch.log_softmax(target_logits, -1), torch.log_softmax(behaviour_logits, -1)
     return torch.log_softmax(torch.minimum(log_mu + math.log(rho_bar), log_pi), -1)

@@ -357,7 +357,7 @@ def compare(address: str) -> None:
     import ray
 
     from core.distributed.learner_group import SingleLearner
-    from core.distributed.torch_group import network_rendezvous
+    from core.distributed.torch_group import rendezvous
     from tests.core.distributed.test_two_learners import HALVES, WHOLE, learn
 
     @ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
@@ -368,8 +368,8 @@ def compare(address: str) -> None:
             return ray.get_runtime_context().get_node_id(), states
 
     ray.init(address=address, logging_level="ERROR", runtime_env={"env_vars": {"PYTHONPATH": str(PROJECT)}})
-    with network_rendezvous(2, ray.util.get_node_ip_address()) as rendezvous:
-        (node, first), (other, second) = ray.get([learner.remote(rendezvous, index) for index in range(2)])
+    with rendezvous(2, ray.util.get_node_ip_address()) as meeting:
+        (node, first), (other, second) = ray.get([learner.remote(meeting, index) for index in range(2)])
     assert node != other
     for name in FAMILIES:
         before, after, _, _ = learn(name, WHOLE, False, SingleLearner())

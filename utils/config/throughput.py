@@ -21,7 +21,8 @@ from core.env import Env
 from core.runtime.options import make_env
 from core.single_processes.actor import DoubleBufferedEnvs
 from core.specs import EnvSpec
-from core.trajectory.ring_buffer import STORAGE, Layout, Trajectories
+from core.trajectory.chunk_codec import single_actor_layout
+from core.trajectory.ring_buffer import STORAGE, Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Batch, SampleIds
 from utils.config import memory_budget, validation
@@ -163,7 +164,8 @@ def _acting(options: Options, spec: EnvSpec, seconds: float, has_enough: HasEnou
     params, num_envs, count = options.actor, options.num_envs_per_actor, options.actor.num_env_splits
     agent = with_graphed_forward(options.make_agent(spec, params.device, params.precision), params.cuda_graph)
     generator = np.random.default_rng(options.seed)
-    trajectories = Trajectories(_small(memory_budget.layout(options, spec, agent), agent))
+    raw = dataclasses.replace(memory_budget.layout(options, spec, agent), storage=STORAGE, arena_bytes=0)
+    trajectories = Trajectories(single_actor_layout(raw, agent.window.length))
     writer = ChunkWriter(trajectories, 0, agent.window, agent.initial_priorities)
 
     def create_env(count: int, first: int) -> Env:
@@ -190,13 +192,6 @@ def _acting(options: Options, spec: EnvSpec, seconds: float, has_enough: HasEnou
         while not has_enough(trajectories, agent):
             writer.append(timestep, output.action, next_timestep, output.extras, state)
         return passed / (steps * num_envs)
-
-
-def _small(layout: Layout, agent: Agent) -> Layout:
-    """Return the layout of one actor's ring buffer that holds one window, with raw frames."""
-    chunks = -(-(agent.window.length + 1 + layout.frame_stack) // layout.chunk_length) + 4
-    length = chunks * layout.chunk_length
-    return dataclasses.replace(layout, num_actors=1, ring_length=length, storage=STORAGE, arena_bytes=0)
 
 
 def _batch(trajectories: Trajectories, agent: Agent, batch_size: int) -> Batch:

@@ -188,14 +188,15 @@ def end_with(parent: int) -> None:
 
 
 # many runs ------------------------------------------------------------------------------------------------------------
-class SignalForwarder:
+class SignalForwarder(Interrupts):
     """A context manager that forwards SIGINT and SIGTERM to every run in `runs`.
 
     The first signal makes the runs save and end, the second one ends them at once. True once a signal has arrived.
     """
 
     def __init__(self, runs: Sequence[ChildRun]):
-        self.runs, self._interrupts = runs, Interrupts()
+        super().__init__()
+        self.runs = runs
 
     def __enter__(self) -> "SignalForwarder":
         self._handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -205,21 +206,13 @@ class SignalForwarder:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def __bool__(self) -> bool:
-        return bool(self._interrupts)
-
-    @property
-    def exit_code(self) -> int:
-        """Return 128 plus the number of the first signal, or 0 without a signal."""
-        return self._interrupts.exit_code
-
     def forward(self) -> None:
         """Forward the signals to every run, including one that was started while a signal arrived."""
         for run in self.runs:
-            run.interrupt(self._interrupts.requests)
+            run.interrupt(self.requests)
 
     def _note(self, number: int, frame: object) -> None:
-        self._interrupts.add(number)
+        self.add(number)
         self.forward()
 
 

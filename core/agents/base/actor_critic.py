@@ -141,30 +141,27 @@ class ActorCriticAgent(Agent):
         legal = None if timestep.action_mask is None else on_device(timestep.action_mask, self.device)
         output = output._replace(logits=mask_actions(output.logits, legal))
         logits, value, features = (tensor.cpu().numpy() for tensor in output)
-        action = self.policy.sample(logits, None if exploration is None else exploration.generator)
+        if exploration is None:
+            action = self.policy.likeliest(output.logits).cpu().numpy()
+        else:
+            action = self.policy.sample(logits, exploration.generator)
         extras = {"logits": logits, "value": value, "features": features}
         if self._has_numbers:
             extras["drawn_action"] = action
-            action = self._executed(action)
+            action = self._executed(torch.from_numpy(action)).numpy()
         return ActorOutput(action, extras, state)
 
-    def _executed(self, drawn: np.ndarray) -> np.ndarray:
+    def _executed(self, drawn: Tensor) -> Tensor:
         """Return the actions [E, ...] that environments get for actions as they were drawn."""
-        choices, numbers = drawn[:, : self._num_choices], drawn[:, self._num_choices :]
-        numbers = self.action_range.in_space(np.tanh(numbers) if self.params.squash_actions else numbers)
-        return np.concatenate([choices, numbers], 1) if self._num_choices else numbers
-
-    @property
-    def _num_choices(self) -> int:
-        """Return how many choices stand before an action's numbers."""
-        return len(self.spec.action.nvec) if isinstance(self.spec.action, Mixed) else 0
+        count = len(self.spec.action.nvec) if isinstance(self.spec.action, Mixed) else 0  # choices before the numbers
+        choices, numbers = drawn[:, :count], drawn[:, count:]
+        numbers = self.action_range.to_space(numbers.tanh() if self.params.squash_actions else numbers)
+        return torch.cat([choices, numbers], 1) if count else numbers
 
     def greedy(self, output: ActorCriticOutput, legal: Tensor | None = None) -> dict[str, Tensor]:
         action = self.policy.likeliest(mask_actions(output.logits, legal))
         if self._has_numbers:
-            choices, numbers = action[:, : self._num_choices], action[:, self._num_choices :]
-            numbers = self.action_range.to_space(numbers.tanh() if self.params.squash_actions else numbers)
-            action = torch.cat([choices, numbers], 1) if self._num_choices else numbers
+            action = self._executed(action)
         return {"action": action, "logits": output.logits, "value": output.value}
 
     def policy_diagnostics(self, output: ActorOutput) -> dict[str, np.ndarray]:

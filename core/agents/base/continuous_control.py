@@ -3,7 +3,6 @@
 Each agent's own file says how critics learn and what a policy maximises.
 """
 
-import copy
 import dataclasses
 from abc import abstractmethod
 from functools import cached_property
@@ -112,7 +111,7 @@ class ContinuousControl(Agent):
         action = self.sample_action(output, exploration is not None).cpu().numpy()
         if exploration is not None:
             action = exploration.explore(action, timestep.first)
-        return ActorOutput(self.action_range.in_space(action), {}, state)
+        return ActorOutput(self.action_range.to_space(torch.from_numpy(action)).numpy(), {}, state)
 
     def greedy(self, output: Tensor, legal: Tensor | None = None) -> dict[str, Tensor]:
         return {"action": self.action_range.to_space(self.sample_action(output, False))}
@@ -128,7 +127,8 @@ class ContinuousControl(Agent):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def init_learner(self) -> None:
-        params, self.target = self.params, copy.deepcopy(self.model).requires_grad_(False)
+        params = self.params
+        self.target: PolicyAndCritic = self._make_target()  # type: ignore[assignment]
         self.online_vectors, self.target_vectors = FlatParameters(self.model), FlatParameters(self.target)
         self.policy_optimizer = Optimizer(
             [self.online_vectors.policy],
@@ -222,28 +222,19 @@ class ActionRange:
     """The bounds of a space, to which actions of -1 .. 1 are stretched."""
 
     def __init__(self, space: Continuous, device: torch.device):
-        self._space, self._middle = space, space.high / 2 + space.low / 2
-        self._half = (space.high - space.low) / 2
-        divisor = np.where(self._half, self._half, 1)
-        self._tensors = tuple(torch.from_numpy(each.reshape(-1)).to(device) for each in (self._middle, divisor))
-
-    def in_space(self, action: np.ndarray) -> np.ndarray:
-        """Stretch actions [E, A] in -1 .. 1 to [E, *shape] float32 within the bounds."""
-        stretched: np.ndarray = self._middle + self._half * action.reshape(-1, *self._middle.shape)
-        return stretched.clip(self._space.low, self._space.high).astype(np.float32)
+        self._low, self._high = (torch.as_tensor(each, dtype=torch.float32) for each in (space.low, space.high))
+        self._middle, self._half = self._high / 2 + self._low / 2, (self._high - self._low) / 2
+        divisor = torch.where(self._half == 0, 1, self._half)
+        self._on_device = tuple(each.reshape(-1).to(device) for each in (self._middle, divisor))
 
     def to_space(self, action: Tensor) -> Tensor:
-        """Stretch actions [B, A] in -1 .. 1 on the device to [B, *shape] within the bounds."""
-        middle, half, low, high = (
-            torch.as_tensor(each, dtype=torch.float32, device=action.device)
-            for each in (self._middle, self._half, self._space.low, self._space.high)
-        )
-        stretched: Tensor = middle + half * action.reshape(-1, *self._middle.shape)
-        return stretched.clamp(low, high)
+        """Stretch actions [B, A] in -1 .. 1 on the CPU to [B, *shape] within the bounds."""
+        stretched: Tensor = self._middle + self._half * action.reshape(-1, *self._middle.shape)
+        return stretched.clamp(self._low, self._high)
 
     def from_space(self, action: Tensor) -> Tensor:
         """Map actions [B, *shape] on the device back to [B, A] in -1 .. 1; 0 where both bounds are equal."""
-        middle, half = self._tensors
+        middle, half = self._on_device
         return (action.reshape(len(action), -1) - middle) / half
 
 

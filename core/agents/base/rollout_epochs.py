@@ -9,11 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from core.agent import AgentParams
+from core.agent import Agent, AgentParams
 from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_and, all_reduce_sum, num_learners
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer
+from core.model import disable_host_sync
 from core.types import tree_leaves, tree_map
 
 
@@ -159,6 +160,28 @@ class CompiledStep:
             self._results = results
         for static, tensor in zip(self._results, results):
             static.copy_(tensor)
+
+
+class RolloutAgent(Agent):
+    """Base of agents that learn from each rollout by `_epochs`, which their `init_learner` makes."""
+
+    supports_cuda_graphs = True
+    _epochs: RolloutEpochs
+
+    @classmethod
+    def compiled_calls(cls, params: Any) -> int:
+        return int(params.epochs * params.minibatches)
+
+    def compile_parts(self, compiled: Compile) -> bool:
+        self._epochs.compile = compiled
+        return True
+
+    def prepare_updates(self, count: int) -> None:
+        disable_host_sync(self.model)
+        self._epochs.plan(count)
+
+    def checkpoint_parts(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self._epochs.optimizer}
 
 
 def _equal_parts(count: int, parts: int) -> list[slice]:

@@ -63,10 +63,10 @@ class RayLauncher(Launcher):
         self._without_actors: dict[int, float] = {}
 
     @property
-    def address(self) -> str | None:
-        """This node's address in the cluster; None if all learners are at home."""
+    def address(self) -> str:
+        """This node's address in the cluster; loopback if all learners are at home."""
         if len(self._context.memories) == self._options.num_learners:
-            return None
+            return super().address
         return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
     # start ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from core.common.shared_arrays import SharedArrays
-from core.memories.uniform import ATTEMPTS, check_batch_size
+from core.memories.uniform import ATTEMPTS
 from core.memories.unrolls.unroll_slots import slots_bytes
 from core.memory import Memory
 from core.specs import ArraySpec, WindowKind, WindowSpec
@@ -223,7 +223,6 @@ class UnrollMemory(Memory):
 
         Strategies that are not rate limited draw when the queues have given their share.
         """
-        check_batch_size(batch_size)
         self._ingest()
         counts = shares(self.ratios, batch_size)
         for _ in range(ATTEMPTS):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from core.distributed.learner_group import LearnerGroup
-from core.distributed.torch_group import TorchRendezvous, local_rendezvous
+from core.distributed.torch_group import TorchRendezvous, rendezvous
 
 TIMEOUT = 100  # seconds for one answer; the first includes the import of torch
 
@@ -21,11 +21,11 @@ class LearnerPair:
     def __enter__(self) -> "LearnerPair":
         spawn = multiprocessing.get_context("spawn")
         with ExitStack() as stack:
-            rendezvous = stack.enter_context(local_rendezvous(2))
+            meeting = stack.enter_context(rendezvous(2))
             self._pipes, self._processes = [], []
             for index in range(2):
                 pipe, end = spawn.Pipe()
-                process = spawn.Process(target=_serve, args=(rendezvous, index, end))
+                process = spawn.Process(target=_serve, args=(meeting, index, end))
                 process.start()
                 stack.callback(process.join)
                 stack.callback(process.kill)
@@ -66,9 +66,9 @@ def _run(function: Callable[[], Any], group: LearnerGroup) -> Any:
     return group.run(function)
 
 
-def _serve(rendezvous: TorchRendezvous, index: int, pipe: Connection) -> None:
+def _serve(meeting: TorchRendezvous, index: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    group = rendezvous.join(index, "cpu")
+    group = meeting.join(index, "cpu")
     while True:
         function = pipe.recv()
         try:

@@ -286,7 +286,7 @@ def test_actions_need_bounds_whose_distance_fits_float32(told, low, high, dtype,
     env.reset(0)
     stretch = ActionRange(env.spec.action, torch.device("cpu"))
     for inside, expected in ((-1.0, low), (0.0, low / 2 + high / 2), (1.0, high)):
-        action = stretch.in_space(np.full((2, 2), inside, np.float32))
+        action = stretch.to_space(torch.full((2, 2), inside)).numpy()
         np.testing.assert_allclose(action, expected, rtol=1e-6, atol=1e-6)
         env.step(action)
 
@@ -500,8 +500,6 @@ def test_bad_options_are_refused_when_the_environment_is_made():
     for wrong in ({"max_steps": 0}, {"reward_clipping": "no"}, {"legacy": "v1"}):
         with pytest.raises(ValidationError, match=f"1 validation error.*\n{next(iter(wrong))}"):
             GymParams(**wrong)
-    with pytest.raises(ValueError, match="draws one environment"):
-        GymEnv(GymParams(), "CartPole-v1", 2, render_mode="rgb_array")
 
 
 def test_a_step_does_not_overwrite_earlier_steps():

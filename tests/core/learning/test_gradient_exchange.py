@@ -107,6 +107,9 @@ class Alike(LearnerGroup):
     def gather(self, values):
         raise NotImplementedError
 
+    def _start(self, tensor):
+        return partial(self._sum, tensor)
+
     def _sum(self, tensor):
         if not self.sums:
             tensor.fill_(float("nan"))

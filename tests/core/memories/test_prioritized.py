@@ -243,12 +243,6 @@ def test_there_is_no_batch_before_the_first_valid_start():
     assert memory.sample(8) is not None
 
 
-@pytest.mark.parametrize("batch_size", [0, -3, 1.0])
-def test_invalid_batch_sizes_are_refused(batch_size):
-    with pytest.raises(ValueError, match="batch size"):
-        filled()[0].sample(batch_size)
-
-
 def test_steps_overwritten_while_being_read_are_drawn_again(monkeypatch):
     memory, _, _ = filled()
     answers = iter([np.arange(32) % 2 == 0, np.ones(32, bool)])

@@ -78,13 +78,6 @@ def test_there_is_no_batch_if_all_steps_end_episodes():
     assert memory.sample(8) is None
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 2.5, True, "8"])
-def test_invalid_batch_sizes_are_refused(batch_size):
-    memory, _, _ = filled()
-    with pytest.raises(ValueError, match="batch size"):
-        memory.sample(batch_size)
-
-
 def test_steps_overwritten_while_being_read_are_drawn_again(monkeypatch):
     memory, _, _ = filled()
     reads = []

@@ -96,8 +96,9 @@ def test_masked_policies_never_draw_illegal_actions(name, dtype):
     scores = np.concatenate([np.where(legal, -50.0, 50.0), behind], 1).astype(dtype)
     logits = mask_actions(torch.from_numpy(scores), torch.from_numpy(legal)).numpy()
     assert logits.dtype == dtype and (logits[:, sum(choices) :] == scores[:, sum(choices) :]).all()
-    for draw in (generator, None, *[generator] * 50):
-        actions = policy.sample(logits, draw).reshape(T * B, -1)[:, : len(choices)].astype(np.int64)
+    likeliest = policy.likeliest(torch.from_numpy(logits)).numpy()
+    for drawn in (likeliest, *(policy.sample(logits, generator) for _ in range(50))):
+        actions = drawn.reshape(T * B, -1)[:, : len(choices)].astype(np.int64)
         assert np.take_along_axis(legal, actions + np.cumsum((0, *choices[:-1])), 1).all()
 
 

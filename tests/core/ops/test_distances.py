@@ -75,8 +75,3 @@ def test_distances_have_no_gradient_and_refuse_other_shapes(name):
     assert distances.shape == (3,) and not distances.requires_grad
     with pytest.raises(ValueError, match=r"\[T, N, F\] of one shape, not \[\(2, 1, 4\), \(2, 3, 4\)\]"):
         DISTANCES[name](features, features[:, :1], 2)
-
-
-def test_a_norm_of_order_zero_is_refused():
-    with pytest.raises(ValueError, match="positive, not 0"):
-        ln_norm(torch.ones(1, 1, 1), torch.ones(1, 1, 1), 0)

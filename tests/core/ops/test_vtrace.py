@@ -266,5 +266,3 @@ def test_shapes_that_do_not_fit_are_refused():
         vtrace(log_ratios, rewards, discounts, values, included.double(), **UNCLIPPED)
     with pytest.raises(ValueError, match=r"\[T, B, A\].*\(1, 1, 2\), \(1, 1, 3\)"):
         implied_policy(PI, MU[..., :2], 1.0)
-    with pytest.raises(ValueError, match="rho_bar must be positive"):
-        implied_policy(PI, MU, 0.0)

@@ -147,12 +147,6 @@ def test_windows_that_are_no_whole_chunks_are_refused(window, chunk_length):
         QueueMemory(QueueParams(), layout, window, 0)
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 2.5, True, "8"])
-def test_invalid_batch_sizes_are_refused(batch_size):
-    with pytest.raises(ValueError, match="batch size"):
-        make(QueueMemory, QueueParams(), batch_size=4).sample(batch_size)
-
-
 # shares -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "ratios",
