@@ -52,11 +52,19 @@ def make_learner_output(
     """Build the output of one update.
 
     Args:
-        statistics: Scalar metrics by name.
+        statistics: Scalar tensors by name; they are detached.
         priorities: [B] new priorities of the windows, if the agent computes any.
         applied: True if the optimiser took its step. After `prepare_updates` it is a tensor, and the priorities of a
             skipped update become NaN.
+
+    Raises:
+        ValueError: a statistic is no scalar tensor.
     """
+    for name, value in statistics.items():
+        if not isinstance(value, Tensor) or value.dim():
+            found = f"a tensor of shape {[*value.shape]}" if isinstance(value, Tensor) else f"of {type(value)}"
+            raise ValueError(f"statistic {name!r} of an update is {found}, expected a scalar tensor")
+    statistics = {name: value.detach() for name, value in statistics.items()}
     if isinstance(applied, Tensor):
         priorities = None if priorities is None else torch.where(applied, priorities, torch.nan)
         return LearnerOutput(statistics, priorities, ~applied)
@@ -90,7 +98,7 @@ class Agent(ABC):
     """
 
     Params: ClassVar[type[AgentParams]] = AgentParams
-    supports_cuda_graphs: ClassVar[bool] = False  # `prepare_updates` is implemented
+    supports_cuda_graphs: ClassVar[bool] = False  # and compiled updates: `prepare_updates` is implemented
     required_output: ClassVar[str]  # the Model.output_kind that it needs
     actions: ClassVar[type | UnionType]  # of core/specs.py: Discrete, MultiDiscrete, Continuous, Mixed, or several
     uses_action_masks: ClassVar[bool] = False  # it takes legal actions of TimeStep.action_mask only, and learns so
@@ -217,9 +225,9 @@ class Agent(ABC):
     ) -> Exploration:
         """Make the exploration of one actor in training."""
 
-    @abstractmethod
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> Exploration | None:
         """Make the exploration of evaluations. If None, evaluations are greedy."""
+        return None
 
     # learning ---------------------------------------------------------------------------------------------------------
     def _make_target(self) -> Model:

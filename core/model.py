@@ -28,6 +28,7 @@ class Model(nn.Module, ABC):
       plain observation, at fractions that the model chooses to act by
     - "actor-critic": ActorCriticOutput
     - the kinds of PolicyAndCritic
+    - any other text that an agent of your own has as its `required_output`
     """
 
     Params: ClassVar[type[ModelParams]] = ModelParams

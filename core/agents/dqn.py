@@ -61,4 +61,4 @@ class DQN(QLearning):
             losses = 0.5 * (q_taken - targets).square()  # as Ape-X has it; its gradient is that of Huber within 1
         loss = (batch.weights.to(self.device) * losses).mean()
         errors = (targets - q_taken.detach()).abs()
-        return Loss(loss, {"q_mean": values.detach().mean(), "td_error": errors.mean()}, errors)
+        return Loss(loss, {"q_mean": values.mean(), "td_error": errors.mean()}, errors)

@@ -114,7 +114,7 @@ class Impact(SumLossAgent):
         statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy, "values": values.sum()}
         statistics |= {"target_abs_log_ratio": (log_probs - target_log_probs).abs().sum()}
         statistics |= {"target_kl": target_kl, "steps": valid.sum()}
-        return Loss(loss, {name: value.detach() for name, value in statistics.items()})
+        return Loss(loss, statistics)
 
     def _adapt_kl_coefficient(self, target_kl: Tensor, steps: Tensor, apply_if: bool | Tensor) -> None:
         """Keep the divergence of network and target since the last copy, a mean over all learners, near kl_target."""

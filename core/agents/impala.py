@@ -112,7 +112,7 @@ class Impala(SumLossAgent):
         statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(entropies, valid)}
         statistics |= {"values": values.sum(), "behaviour_kl": (self.policy.kl(logits, behaviour_logits) * valid).sum()}
         statistics |= {"on_policy_fraction": fresh.sum(), "trusted_fraction": included.sum(), "steps": valid.sum()}
-        return Loss(loss, {name: value.detach() for name, value in statistics.items()})
+        return Loss(loss, statistics)
 
     def _is_relevant(self, logits: Tensor, behaviour_logits: Tensor) -> Tensor:
         """Return a mask [T, B] of the states that LASER (1909.11583) learns from."""

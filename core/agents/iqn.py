@@ -61,7 +61,7 @@ class IQN(QLearning):
         taken = select_actions(quantiles, transitions.action)
         losses = implicit_quantile_loss(taken, fractions, target, params.kappa)  # [B]
         loss = (batch.weights.to(self.device) * losses).mean()
-        return Loss(loss, {"q_mean": quantiles.detach().mean()}, losses.detach())
+        return Loss(loss, {"q_mean": quantiles.mean()}, losses.detach())
 
     def output_of(self, model: Model, observation: Tensor) -> Tensor:
         """Compute a network's quantiles [B, A, N'] at drawn fractions."""

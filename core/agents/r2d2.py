@@ -134,7 +134,7 @@ class R2D2(QLearning):
         errors, valid = self._errors(window, targets, q_taken)
         loss = (batch.weights.to(self.device) * 0.5 * errors.square().sum(0)).mean()
         priorities = self._priorities(errors.detach(), valid)
-        return Loss(loss, {"q_mean": values.detach().mean(), "td_error": priorities.mean()}, priorities)
+        return Loss(loss, {"q_mean": values.mean(), "td_error": priorities.mean()}, priorities)
 
     def learning_inputs(self, window: Window) -> tuple[Window, Tensor]:
         """Return the windows on the learner's device, and `firsts` as they came, whose reading waits for no device."""

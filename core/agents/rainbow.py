@@ -85,5 +85,5 @@ class Rainbow(QLearning):
             target = categorical_projection(bootstrap.softmax(1), returns, discounts, params.v_min, params.v_max)
             losses = kl_loss(taken, target)
         loss = (batch.weights.to(self.device) * losses).mean()
-        q_mean = self.expected(output.detach()).mean()
-        return Loss(loss, {"q_mean": q_mean}, losses.detach().clamp(min=0))  # rounding may take a KL below 0
+        priorities = losses.detach().clamp(min=0)  # rounding may take a KL below 0
+        return Loss(loss, {"q_mean": self.expected(output).mean()}, priorities)

@@ -40,7 +40,7 @@ def combined(bases: tuple[type, ...], defaults: Mapping[str, Any], names: Mappin
     fields: dict[str, Any] = {}
     for base in reversed(bases):
         fields |= base.__pydantic_fields__  # type: ignore[attr-defined]
-    annotations = {name: Annotated[(fields[name].annotation, *fields[name].metadata)] for name in defaults}
+    annotations = {name: Annotated[(fields[name].annotation, Field(), *fields[name].metadata)] for name in defaults}
     return frozen_dataclass(type("Params", bases, {**names, "__annotations__": annotations, **defaults}))
 
 

@@ -171,7 +171,7 @@ class CompiledCallable:
                 result.set_exception(error)
 
         if not self._pieces:
-            log_to_stderr("updates are being compiled, which takes up to a minute where the files are not there yet")
+            log_to_stderr("updates are being compiled, which takes a minute or two where the files are not there yet")
         # Eager calls meanwhile would not be faster: they and the compiler would wait for each other's Python.
         threading.Thread(target=compile_work, name="compile", daemon=True).start()
         while not wait([result], POLL_SECONDS).done:

@@ -30,7 +30,7 @@ class OptimizerParams:
     """Optimiser of the network."""
     learning_rate: float = Field(default=1e-4, gt=0, le=100)
     """Learning rate at the start."""
-    optimizer_eps: float = Field(default=1.5e-4, gt=0, le=1)
+    optimizer_eps: float = Field(default=1e-8, gt=0, le=1)
     """Added to the root of Adam's second moment; for RMSProp see rmsprop_eps_in_root."""
     weight_decay: float = Field(default=0.0, ge=0, le=10)
     """Weight of the L2 penalty on the parameters; 0 is off."""
@@ -49,7 +49,7 @@ class OptimizerParams:
     whole run, by the share of steps or updates that is over."""
     lr_decay: float = Field(default=0.5, gt=0, le=100)
     """Factor of schedule "step", exponent of schedule "polynomial"."""
-    clip_norm: float = Field(default=10.0, ge=0, le=1e9)
+    clip_norm: float = Field(default=0.0, ge=0, le=1e9)
     """Largest norm of the whole gradient; 0 is off."""
     clip_value: float = Field(default=0.0, ge=0, le=1e9)
     """Largest size of each element of the gradient; 0 is off."""

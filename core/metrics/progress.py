@@ -96,11 +96,15 @@ class Progress:
         return Text(line.ljust(width), no_wrap=True)
 
     def _seconds_left(self, values: dict[str, float]) -> float | None:
-        """Return the time until the first stop condition is met; None if it cannot be estimated."""
+        """Return the time until the first stop condition is met; None if it cannot be estimated.
+
+        Before the first updates, the steps of actors that wait for nobody say nothing about it.
+        """
         options = self._options
         estimates = [] if options.seconds is None else [options.seconds - (time.monotonic() - self._began)]
         for name, limit in (("agent_steps", options.steps), ("updates", options.updates)):
-            if limit is not None and (rate := self._rates[f"global/{name}_per_second"]) > 0:
+            rate = self._rates[f"global/{name}_per_second"]
+            if limit is not None and rate > 0 and self._rates["global/updates_per_second"] > 0:
                 estimates.append((limit - values[f"global/{name}"]) / rate)
         return max(min(estimates), 0.0) if estimates else None
 

@@ -28,7 +28,7 @@ from core.models.layers.torsos import (
     SmallTorso,
     TorsoParams,
     convolutions,
-    preprocess,
+    torso_input,
 )
 from core.specs import Continuous, EnvSpec, Mixed
 from core.types import ActorCriticOutput, State
@@ -98,7 +98,7 @@ class ActorCritic(Model):
 
     def preprocess(self, observation: Tensor) -> Tensor:
         """Return stored observations [B, *observation_shape] as floats, the input of the torsos."""
-        return preprocess(self, observation)
+        return torso_input(self, observation)
 
     def _output(self, features: Tensor, inputs: Tensor | None = None) -> ActorCriticOutput:
         features = self.feature_head(features)  # [..., feature_size]

@@ -19,8 +19,8 @@ from core.models.layers.torsos import (
     SmallTorso,
     VectorTorso,
     num_features,
-    preprocess,
     q_head,
+    torso_input,
 )
 from core.specs import EnvSpec
 from core.types import State
@@ -55,10 +55,10 @@ class QNetwork(Model):
 
     def preprocess(self, observation: Tensor) -> Tensor:
         # Pictures that are stored as floats could not be told from converted ones.
-        return observation if observation.is_floating_point() else preprocess(self, observation)
+        return observation if observation.is_floating_point() else torso_input(self, observation)
 
     def forward(self, observation: Tensor, state: State = ()) -> tuple[Tensor, State]:
-        return self.q(self.torso(preprocess(self, observation))), state
+        return self.q(self.torso(torso_input(self, observation))), state
 
 
 @frozen_dataclass

@@ -24,7 +24,7 @@ from core.models.dqn import (
     QNetwork,
     QNetworkParams,
 )
-from core.models.layers.torsos import BTRTorso, preprocess
+from core.models.layers.torsos import BTRTorso, torso_input
 from core.ops.distributional import midpoints
 from core.specs import EnvSpec
 from core.types import QuantileInputs, State
@@ -62,7 +62,7 @@ class ImplicitQuantileNetwork(QNetwork):
 
     def forward(self, inputs: Tensor | QuantileInputs, state: State = ()) -> tuple[Tensor, State]:
         observation = inputs.observation if isinstance(inputs, QuantileInputs) else inputs
-        features = self.torso(preprocess(self, observation))  # [B, F]
+        features = self.torso(torso_input(self, observation))  # [B, F]
         fractions = inputs.fractions if isinstance(inputs, QuantileInputs) else self._acting_fractions(features)
         quantiles: Tensor = self.q(features[:, None] * self.embedding(fractions))  # [B, N, A]
         return quantiles.transpose(1, 2), state

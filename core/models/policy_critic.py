@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from core.common.settings import frozen_dataclass
 from core.model import Critics, ModelParams, PolicyAndCritic, keep_float32
 from core.models.layers.running_normalization import RunningNormalization
-from core.models.layers.torsos import nature_convolutions, num_features, preprocess
+from core.models.layers.torsos import nature_convolutions, num_features, torso_input
 from core.specs import Continuous, EnvSpec
 
 LAST_LAYER = 3e-3
@@ -103,7 +103,7 @@ class CNNNetwork(ControlNetwork):
         return layers, num_features(layers, self.spec)
 
     def preprocess(self, observation: Tensor) -> Tensor:
-        return preprocess(self, observation)
+        return torso_input(self, observation)
 
 
 def _perceptron(inputs: int, params: ControlNetworkParams, outputs: int) -> nn.Sequential:

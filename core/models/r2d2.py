@@ -14,7 +14,7 @@ from torch import Tensor
 from core.common.settings import frozen_dataclass
 from core.model import Model, ModelParams
 from core.models.layers.lstm import LSTMCore
-from core.models.layers.torsos import MinAtarTorso, NatureTorso, SmallTorso, VectorTorso, preprocess, q_head
+from core.models.layers.torsos import MinAtarTorso, NatureTorso, SmallTorso, VectorTorso, q_head, torso_input
 from core.specs import EnvSpec
 from core.types import OARInputs, State
 
@@ -59,7 +59,7 @@ class R2D2Network(Model):
 
     def _encode(self, inputs: OARInputs) -> Tensor:
         """Compute the LSTM's inputs [B, hidden + A + 1]. An action of -1 becomes zeros."""
-        features = self.torso(preprocess(self, inputs.observation))
+        features = self.torso(torso_input(self, inputs.observation))
         one_hot = torch.eq(inputs.action[:, None], self._actions)  # [B, A]
         return torch.cat([features, one_hot.to(features.dtype), inputs.reward[:, None].tanh()], 1)
 

@@ -175,7 +175,7 @@ class RateLimiterParams:
     samples_per_insert: float | None = Field(default=8.0, gt=0, le=1e6)
     """Samples learnt from for each agent step stored (Nature DQN: 32 / 4)."""
     min_replay_size: int = Field(default=20_000, ge=1, le=10**10)
-    """Agent steps stored before the first update."""
+    """Agent steps that actors make before the first update."""
     error_buffer: int = Field(default=1_000, ge=1, le=10**10)
     """Agent steps that actors may run ahead of samples_per_insert."""
 

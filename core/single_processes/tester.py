@@ -100,13 +100,14 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         _print(f"video: {renderer.video.path}")
 
 
-def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, float | int | None]:
+def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, float | int]:
     """Return statistics of the episodes.
 
-    `std` is that of the population. `human_normalized` is None, and `solved_share` missing, if it is not known.
+    `std` is that of the population. `solved_share` and `human_normalized` are missing if they are not known.
     """
     returns = results.returns
     solved = {} if results.solved is None else {"solved_share": float(results.solved.mean())}
+    human = env_class.human_normalized(game, float(returns.mean()))
     return {
         "episodes": len(returns),
         "mean": float(returns.mean()),
@@ -117,7 +118,7 @@ def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, f
         "mean_length": float(results.lengths.mean()),
         "truncated": int(results.truncated.sum()),
         **solved,
-        "human_normalized": env_class.human_normalized(game, float(returns.mean())),
+        **({} if human is None else {"human_normalized": human}),
     }
 
 
@@ -127,5 +128,5 @@ def _print(message: str) -> None:
         print(message, flush=True)
 
 
-def _format_number(value: float | int | None) -> str:
-    return "unknown" if value is None else f"{value:g}" if isinstance(value, int) else f"{value:.2f}"
+def _format_number(value: float | int) -> str:
+    return f"{value:g}" if isinstance(value, int) else f"{value:.2f}"

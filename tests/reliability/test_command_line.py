@@ -113,10 +113,10 @@ def test_booleans_can_be_switched_off(words, read):
 
 
 def test_a_config_may_set_run_options_that_default_to_none(read, monkeypatch):
-    monkeypatch.setitem(find_row("dqn-cartpole"), "steps", 77)
+    monkeypatch.setitem(find_row("dqn-cartpole"), "steps", 7_700)
     monkeypatch.setitem(find_row("dqn-cartpole"), "num_envs_per_actor", 3)
     chosen = read("--config", "dqn-cartpole")
-    assert (chosen.steps, chosen.num_envs_per_actor, read("--config", "dqn-pong").num_envs_per_actor) == (77, 3, 8)
+    assert (chosen.steps, chosen.num_envs_per_actor, read("--config", "dqn-pong").num_envs_per_actor) == (7_700, 3, 8)
     assert read("--config", "dqn-cartpole", "--num_envs_per_actor", "5").num_envs_per_actor == 5
     monkeypatch.setitem(find_row("dqn-cartpole"), "seed", 99)
     with pytest.raises(SystemExit):
@@ -678,12 +678,14 @@ def run(root, read):
 
 
 def test_a_resumed_run_keeps_its_options_and_takes_new_ones(read, run, capsys):
-    before = run("--config", "dqn-cartpole", "--agent.learning_rate", "5e-4", "--agent.gamma", "0.98", "--steps", "100")
-    after = read("--resume", before.signature, "--agent.learning_rate", "1e-5", "--steps", "200")
+    before = run(
+        "--config", "dqn-cartpole", "--agent.learning_rate", "5e-4", "--agent.gamma", "0.98", "--steps", "1100"
+    )
+    after = read("--resume", before.signature, "--agent.learning_rate", "1e-5", "--steps", "1200")
     assert after.signature == before.signature and after.config == "dqn-cartpole"
-    assert (after.agent.learning_rate, after.agent.gamma, after.steps) == (1e-5, 0.98, 200)
+    assert (after.agent.learning_rate, after.agent.gamma, after.steps) == (1e-5, 0.98, 1_200)
     told = capsys.readouterr().out
-    assert "agent.learning_rate=1e-05 (was 0.0005)" in told and "steps=200 (was 100)" in told and "gamma" not in told
+    assert "agent.learning_rate=1e-05 (was 0.0005)" in told and "steps=1200 (was 1100)" in told and "gamma" not in told
 
 
 def test_a_resumed_run_takes_changes_of_its_config(read, run, monkeypatch):
@@ -875,7 +877,7 @@ def test_newest_matches_every_spelling_of_a_game(read, run, refuse):
 
 
 def test_a_model_of_another_game_is_refused(read, root, capsys):
-    trained = train(root, *CARTPOLE, "--timestamp", "one", "--steps", "20").options
+    trained = train(root, *CARTPOLE, "--timestamp", "one", "--steps", "100").options
     metadata = model_file.load_weights(trained.model_path)[1]
     assert (metadata["game"], metadata["environment"], metadata["env_type"]) == ("CartPole-v1", "CartPole-v1", "gym")
     for words in (["--mode", "2"], []):

@@ -314,7 +314,7 @@ def test_a_new_run_can_start_from_weights_alone(tmp_path):
     first = train(tmp_path, *CARTPOLE, "--steps", "400", "--timestamp", "one")
     weights, _ = model_file.load_weights(first.options.model_path)
     second = train(
-        tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(first.options.model_path)
+        tmp_path, *CARTPOLE, "--seconds", "0.001", "--timestamp", "two", "--model_file", str(first.options.model_path)
     )
     assert second.counters.updates == 0
     assert all(np.array_equal(weights[name], value) for name, value in saved(second)["agent"]["model"].items())
@@ -333,7 +333,7 @@ def test_every_checkpoint_can_be_tested_and_started_from(tmp_path, capsys):
         assert len(report["returns"]) == 3 and report["summary"]["solved_share"] == 0
         assert f"{folder.name} on CartPole-v1" in capsys.readouterr().out
     assert folders == sorted(path for path in folders[0].parent.glob("step_*"))  # testing has added nothing among them
-    second = train(tmp_path, *CARTPOLE, "--steps", "50", "--timestamp", "two", "--model_file", str(folders[1]))
+    second = train(tmp_path, *CARTPOLE, "--seconds", "0.001", "--timestamp", "two", "--model_file", str(folders[1]))
     assert not differences(
         saved(second)["agent"]["model"], run_checkpoint.read(folders[1], ["agent"])["agent"]["model"]
     )
@@ -343,7 +343,7 @@ def test_every_checkpoint_can_be_tested_and_started_from(tmp_path, capsys):
     "words",
     [
         ("--resume", "test_one", "--steps", "250"),
-        (*CARTPOLE, "--timestamp", "two", "--steps", "50", "--model_file", "test_one_checkpoints"),
+        (*CARTPOLE, "--timestamp", "two", "--seconds", "0.001", "--model_file", "test_one_checkpoints"),
         (*CARTPOLE, "--mode", "2", "--episodes", "1", "--model_file", "test_one_checkpoints"),
     ],
     ids=["resume", "start", "test"],

@@ -78,7 +78,7 @@ class HalfAgent(Agent):
     """An agent without `actions`, `window_kinds`, `checkpoint_parts` and the methods that DQN shares."""
 
     required_output = "q"
-    act = window = exploration = evaluation_exploration = init_learner = learn = None
+    act = window = exploration = init_learner = learn = None
 
 
 def test_a_class_that_lacks_parts_of_its_contract_is_refused():

@@ -34,6 +34,7 @@ from core.models.layers.torsos import PictureAndVectorTorso
 from core.runtime.options import make_env
 from core.single_processes.learner import compiles_updates
 from core.specs import ArraySpec, EnvSpec, ObservationPart, PartKind
+from core.types import Batch
 from utils.config import memory_budget, throughput, validation
 from utils.config.rows import CHOICES, class_defaults, flatten
 from utils.errors import ConfigurationError
@@ -199,7 +200,13 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     if (num_envs := pace.num_envs(options)) != options.num_envs_per_actor:
         actor = dataclasses.replace(options.actor, num_env_splits=1)
         played = dataclasses.replace(options, num_envs_per_actor=num_envs, actor=actor)
-    costs = throughput.measure(played, agent.spec, seconds, partial(_test_learner, played))
+    warnings_found = list[str]()
+
+    def test(agent: Agent, output: LearnerOutput, batch: Batch) -> None:
+        _test_priorities(options, output)
+        warnings_found.extend(_test_checkpoint(options, agent, batch))
+
+    costs = throughput.measure(played, agent.spec, seconds, test)
     if not costs.sound:
         raise ValueError("the loss of the first updates was not finite, so they changed nothing")
     rate = throughput.steps_per_second(options, costs, agent.samples_per_window)
@@ -211,11 +218,11 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
         f"estimate: {rate:,.0f} agent steps/s, if nothing is lost between processes and nothing else runs here\n"
         f"{_budget(options, costs, rate, agent)}"
     )
-    return text, []
+    return text, warnings_found
 
 
-def _test_learner(options: Options, agent: Agent, output: LearnerOutput) -> None:
-    """Raise ValueError if the memory cannot use an update's priorities, or a checkpoint cannot restore the agent."""
+def _test_priorities(options: Options, output: LearnerOutput) -> None:
+    """Raise ValueError if the memory cannot use an update's priorities."""
     if options.memory_class.update_priorities is not Memory.update_priorities and not output.skipped:
         shape = None if output.priorities is None else [*output.priorities.shape]
         if shape != [options.batch_size]:
@@ -224,6 +231,14 @@ def _test_learner(options: Options, agent: Agent, output: LearnerOutput) -> None
                 f"memory_type={options.memory_type} needs priorities [{options.batch_size}] of an update, and "
                 f"{options.agent_type} returned {found}"
             )
+
+
+def _test_checkpoint(options: Options, agent: Agent, batch: Batch) -> list[str]:
+    """Return a warning if one more update of this batch differs after a checkpoint has restored the agent.
+
+    Raises:
+        ValueError: a checkpoint cannot restore the agent.
+    """
     resumed = options.make_agent(agent.spec, str(agent.device), options.learner.precision)
     resumed.init_learner()
     stored = _stored_state(agent)
@@ -233,6 +248,15 @@ def _test_learner(options: Options, agent: Agent, output: LearnerOutput) -> None
         raise ValueError(f"{options.agent_type} cannot be restored from its checkpoint: {text_of(error)}") from error
     if name := _difference(stored, _stored_state(resumed), "agent"):
         raise ValueError(f"{options.agent_type} is not the same after it is restored from its checkpoint: {name}")
+    if agent.device.type != "cpu":  # whose sums are not repeatable
+        return []
+    states = []
+    for learner in (agent, resumed):
+        torch.manual_seed(options.seed)
+        output = learner.learn(batch)
+        states.append({"statistics": output.statistics, "state": _stored_state(learner)})
+    name = _difference(states[0], states[1], options.agent_type)
+    return [f"a resumed run would go on otherwise: its checkpoint lacks what the next {name} needs"] if name else []
 
 
 def _stored_state(agent: Agent) -> Any:

@@ -51,7 +51,10 @@ class StepCosts(NamedTuple):
 
 
 def measure(
-    options: Options, spec: EnvSpec, seconds: float, inspect: Callable[[Agent, LearnerOutput], None] | None = None
+    options: Options,
+    spec: EnvSpec,
+    seconds: float,
+    inspect: Callable[[Agent, LearnerOutput, Batch], None] | None = None,
 ) -> StepCosts:
     """Act for `seconds`, and longer until there is a whole window, then learn from that window for `seconds`.
 
@@ -59,7 +62,7 @@ def measure(
         options: Options of the run.
         spec: Its environment.
         seconds: Duration of acting, and of the updates.
-        inspect: Is called with the agent that has learnt and what its last update returned.
+        inspect: Is called with the agent that has learnt, what its last update returned, and the batch.
     """
     batches: list[Batch] = []
 
@@ -75,7 +78,7 @@ def measure(
         agent = options.make_agent(spec, options.device, options.learner.precision)
         update, sound, output = _updating(agent, batches[0], seconds)
     if inspect is not None:
-        inspect(agent, output)
+        inspect(agent, output, batches[0])
     return StepCosts(act, update, sound, len(os.sched_getaffinity(0)), threads)
 
 

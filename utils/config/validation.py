@@ -108,6 +108,9 @@ def _mode(options: Options) -> Iterator[str]:
                 "resume and model_file exclude each other: continue a run with everything, or start a new one from "
                 "weights"
             )
+        before = options.rate_limiter.min_replay_size
+        if options.resume is None and options.steps is not None and options.steps < before:
+            yield f"steps={options.steps} ends the run before its first update: rate_limiter.min_replay_size={before}"
         if options.engine == "inline" and options.num_learners > 1:
             yield f"num_learners={options.num_learners} needs engine=local or ray: engine=inline runs one learner"
         if options.supervisor.elastic and options.engine in ("local", "inline"):

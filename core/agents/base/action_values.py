@@ -29,6 +29,10 @@ MIN_PRECOMPUTING_PERIOD = 100
 
 @frozen_dataclass
 class ActionValueParams(OptimizerParams, AgentParams):
+    optimizer_eps: float = Field(default=1.5e-4, gt=0, le=1)
+    """Added to the root of Adam's second moment (Rainbow: 1.5e-4); for RMSProp see rmsprop_eps_in_root."""
+    clip_norm: float = Field(default=10.0, ge=0, le=1e9)
+    """Largest norm of the whole gradient; 0 is off."""
     gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount of a step."""
     exploration: Literal["linear", "ladder", "linear-ladder"] = "linear"

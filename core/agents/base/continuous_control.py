@@ -39,8 +39,6 @@ class ControlAgentParams(ActionNoiseParams, OptimizerParams, AgentParams):
     """Learning rate of the critic at the start (DDPG: 1e-3)."""
     critic_weight_decay: float = Field(default=0.0, ge=0, le=10)
     """Weight of the critic's L2 penalty (DDPG: 1e-2); weight_decay is the policy's."""
-    optimizer_eps: float = Field(default=1e-8, gt=0, le=1)
-    """Added to the root of Adam's second moment; for RMSProp see rmsprop_eps_in_root."""
     clip_norm: float = Field(default=0.0, ge=0, le=1e9)
     """Largest norm of the gradient of the policy, of all critics together, and of SAC's temperature; 0 is off."""
     target_update_period: int = Field(default=1, ge=1, le=10**9)
@@ -122,9 +120,6 @@ class ContinuousControl(Agent):
         num_actions = self.spec.action.low.size  # type: ignore[union-attr]
         return ActionNoise(self.params, actor_ind, num_actors, num_envs, num_actions, generator)
 
-    def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> None:
-        return None
-
     # learning ---------------------------------------------------------------------------------------------------------
     def init_learner(self) -> None:
         params = self.params
@@ -181,7 +176,7 @@ class ContinuousControl(Agent):
             critics = self.critic_losses(selected, outputs, self.bootstrap(selected))
             loss = critics.losses @ (shares / len(shares))
             self.online_vectors.differentiate(loss, self.online_vectors.critic)
-            statistics = {"q_mean": critics.values.detach().mean(), "td_error": critics.priorities.mean()}
+            statistics = {"q_mean": critics.values.mean(), "td_error": critics.priorities.mean()}
             return Loss(loss.detach(), statistics, critics.priorities)
 
         total = self.critic_optimizer.gradient_of(len(weights), differentiate)
@@ -222,10 +217,11 @@ class ActionRange:
     """The bounds of a space, to which actions of -1 .. 1 are stretched."""
 
     def __init__(self, space: Continuous, device: torch.device):
-        self._low, self._high = (torch.as_tensor(each, dtype=torch.float32) for each in (space.low, space.high))
-        self._middle, self._half = self._high / 2 + self._low / 2, (self._high - self._low) / 2
-        divisor = torch.where(self._half == 0, 1, self._half)
-        self._on_device = tuple(each.reshape(-1).to(device) for each in (self._middle, divisor))
+        with torch.inference_mode(False):  # actors make it within their inference
+            self._low, self._high = (torch.as_tensor(each, dtype=torch.float32) for each in (space.low, space.high))
+            self._middle, self._half = self._high / 2 + self._low / 2, (self._high - self._low) / 2
+            divisor = torch.where(self._half == 0, 1, self._half)
+            self._on_device = tuple(each.reshape(-1).to(device) for each in (self._middle, divisor))
 
     def to_space(self, action: Tensor) -> Tensor:
         """Stretch actions [B, A] in -1 .. 1 on the CPU to [B, *shape] within the bounds."""

@@ -46,7 +46,7 @@ def scaled_image(observation: Tensor, spec: EnvSpec, dtype: torch.dtype = torch.
     return image.contiguous(memory_format=torch.channels_last).to(dtype).mul_(1.0 / spec.max_value)
 
 
-def preprocess(model: Model, observation: Tensor) -> Tensor:
+def torso_input(model: Model, observation: Tensor) -> Tensor:
     """Convert stored observations [B, *observation_shape] to what the model's torso reads.
 
     This is floats, or frames of a picture and a vector as they are, which `PictureAndVectorTorso` splits.

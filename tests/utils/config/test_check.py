@@ -3,11 +3,13 @@
 import dataclasses
 import multiprocessing
 import os
+import re
 import time
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from core.agents.dqn import DQN
@@ -389,6 +391,27 @@ def test_an_agent_that_a_checkpoint_does_not_restore_is_a_problem(options, monke
     monkeypatch.setattr(DQN, "state_dict", lambda self: {})
     with pytest.raises(ConfigurationError, match=r"dqn cannot be restored from its checkpoint: .*model"):
         check(chosen, seconds=0)
+
+
+def test_a_checkpoint_that_lacks_what_the_next_update_needs_is_a_warning(options, monkeypatch, capsys):
+    parts = DQN.checkpoint_parts
+    monkeypatch.setattr(DQN, "checkpoint_parts", lambda self: {**parts(self), "optimizer": self.target})
+    check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
+    printed = capsys.readouterr().out
+    assert "checkpoint lacks what the next dqn.state.model" in printed and "no problem found, 1 warnings" in printed
+
+
+@pytest.mark.parametrize(("value", "found"), [(0.5, "of <class 'float'>"), (torch.ones(2), "a tensor of shape [2]")])
+def test_a_statistic_that_is_no_scalar_tensor_is_named(value, found, options, monkeypatch):
+    loss_of = DQN.loss
+
+    def changed(self, batch):
+        loss = loss_of(self, batch)
+        return loss._replace(statistics={**loss.statistics, "half": value})
+
+    monkeypatch.setattr(DQN, "loss", changed)
+    with pytest.raises(ConfigurationError, match=re.escape(f"statistic 'half' of an update is {found}, expected")):
+        check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
 
 
 def test_a_learning_rate_that_falls_is_no_difference_after_a_checkpoint(options):

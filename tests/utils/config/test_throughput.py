@@ -97,7 +97,10 @@ def test_numbers_that_other_options_forbid_are_not_tried(options, tried):
 @pytest.mark.parametrize(
     ("words", "numbers"),
     [
-        (("--steps", "500"), [4, 8, 16]),  # ten windows of three steps for each environment
+        (
+            ("--steps", "500", "--rate_limiter.min_replay_size", "99"),
+            [4, 8, 16],
+        ),  # ten windows of three steps for each environment
         (("--config", "ppo-cartpole", "--steps", "4000"), [4]),  # seven rollouts of 128 steps
         (("--config", "ppo-cartpole", "--steps", "12000"), [4, 8]),
     ],

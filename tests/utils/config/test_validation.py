@@ -142,7 +142,7 @@ def test_updates_of_a_run_follow_from_its_limits(words, expected, root):
         (("impact-cartpole", "--steps", "1000"), (540, 12), 0.5),  # batches of 8 x 10, each learnt from twice
         (("dqn-cartpole", "--steps", "201600", "--rate_limiter.min_replay_size", "1600"), (1_608, 0), 0.0),
         (("dqn-cartpole", "--steps", "201600", "--rate_limiter.min_replay_size", "1600"), (101_608, 12_500), 0.5),
-        (("dqn-cartpole", "--steps", "1000", "--rate_limiter.min_replay_size", "1600"), (1_600, 0), 0.0),
+        (("dqn-cartpole", "--steps", "1600", "--rate_limiter.min_replay_size", "1600"), (1_600, 0), 0.0),
         (("dqn-cartpole", "--steps", "None", "--seconds", "9"), (101_608, 12_500), 0.0),
     ],
 )
@@ -150,6 +150,11 @@ def test_progress_is_the_share_of_learning_that_is_over(words, made, expected, r
     options = read_options(["--config", *words, "--root", str(root)])
     samples = options.make_agent(environment_spec(options)).samples_per_window
     assert options.progress(*made, samples) == pytest.approx(expected)
+
+
+def test_a_run_without_an_update_is_refused(refuse):
+    message = "steps=999 ends the run before its first update: rate_limiter.min_replay_size=1000"
+    assert message in refuse("--config", "dqn-cartpole", "--steps", "999")
 
 
 def test_a_schedule_without_a_length_is_refused(refuse, root):

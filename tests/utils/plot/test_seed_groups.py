@@ -143,7 +143,7 @@ def test_a_sweep_refuses_runs_that_would_form_another_group(root):
     options = child().options
     options.log_folder.mkdir(parents=True)
     run_registry.save(options, {})
-    child("--steps", "7", "--engine", "inline", "--video.fps", "5", "--evaluator.period", "3").check()
+    child("--steps", "7000", "--engine", "inline", "--video.fps", "5", "--evaluator.period", "3").check()
     for name, value in (("agent.learning_rate", "1e-5"), ("evaluator.max_steps", "100"), ("model_file", "x.pth")):
         with pytest.raises(ConfigurationError, match=name):
             child(f"--{name}", value).check()
