@@ -18,8 +18,9 @@ from torch import Tensor
 
 from core.common.settings import frozen_dataclass
 from core.model import Model
+from core.ops.returns import bootstrap_position, n_step_return
 from core.specs import ArraySpec, EnvSpec, WindowKind, WindowSpec
-from core.types import Batch, State, TimeStep, Window
+from core.types import ACTION_MASK, Batch, State, TimeStep, TransitionBatch, Window
 
 
 @frozen_dataclass
@@ -233,6 +234,18 @@ class Agent(ABC):
     def _make_target(self) -> Model:
         """Return a frozen copy of the model."""
         return copy.deepcopy(self.model).requires_grad_(False)
+
+    def n_step_transitions(self, window: Window, gamma: float) -> TransitionBatch:
+        """Return preprocessed n-step transitions of B windows of `WindowSpec.transition`, on the agent's device."""
+        returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, gamma)
+        stored = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
+        observations = self.model.preprocess(stored.flatten(0, 1)).unflatten(0, stored.shape[:2])
+        fields = [window.actions[0], returns, discounts]
+        if (masks := window.extras.get(ACTION_MASK)) is not None:  # [n + 1, B, A]
+            position = bootstrap_position(window.lasts)[None, :, None].expand(1, -1, masks.shape[2])
+            fields += [masks[0], masks.gather(0, position)[0]]
+        action, returns, discounts, *legal = (field.to(self.device) for field in fields)
+        return TransitionBatch(observations[0], action, returns, discounts, observations[1], *legal)
 
     @abstractmethod
     def init_learner(self) -> None:

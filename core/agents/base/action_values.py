@@ -19,9 +19,9 @@ from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater
 from core.model import Model, disable_host_sync, draw_noise_per_row
 from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions
-from core.ops.returns import bootstrap_position, munchausen_bonus, n_step_return, soft_bootstrap
+from core.ops.returns import munchausen_bonus, soft_bootstrap
 from core.specs import Discrete, WindowKind, WindowSpec
-from core.types import ACTION_MASK, Batch, State, TimeStep, TransitionBatch, Window, slice_batch
+from core.types import Batch, State, TimeStep, TransitionBatch, Window, slice_batch
 
 # Updates between two moves of the target from which its outputs are worth computing before an update.
 MIN_PRECOMPUTING_PERIOD = 100
@@ -271,16 +271,7 @@ class QLearning(ActionValueAgent):
 
     def learning_inputs(self, window: Window) -> Any:
         """Return what windows hold for an update, on the agent's device: n-step transitions, preprocessed."""
-        returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
-        stored = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
-        observations = self.model.preprocess(stored.flatten(0, 1)).unflatten(0, stored.shape[:2])
-        fields = [window.actions[0], returns, discounts]
-        if self.spec.has_action_mask:
-            masks = window.extras[ACTION_MASK]  # [n + 1, B, A]
-            position = bootstrap_position(window.lasts)[None, :, None].expand(1, -1, masks.shape[2])
-            fields += [masks[0], masks.gather(0, position)[0]]
-        action, returns, discounts, *legal = (field.to(self.device) for field in fields)
-        return TransitionBatch(observations[0], action, returns, discounts, observations[1], *legal)
+        return self.n_step_transitions(window, self.params.gamma)
 
     def munchausen_bonus(self, values: Tensor, transitions: TransitionBatch) -> Tensor:
         """Return Munchausen's addition [B] to the rewards, given the target network's values [B, A] of all actions."""

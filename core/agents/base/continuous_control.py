@@ -20,7 +20,6 @@ from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater
 from core.model import PolicyAndCritic
-from core.ops.returns import n_step_return
 from core.specs import Continuous, WindowSpec
 from core.types import Batch, State, TimeStep, TransitionBatch
 
@@ -201,11 +200,8 @@ class ContinuousControl(Agent):
 
     def transitions(self, batch: Batch) -> TransitionBatch:
         """Return the n-step transitions of a batch, with preprocessed observations."""
-        window = batch.window.to(self.device)
-        returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
-        observation, next_observation = (self.model.preprocess(each) for each in window.observations)  # of [2, B, ...]
-        action = self.action_range.from_space(window.actions[0])
-        return TransitionBatch(observation, action, returns, discounts, next_observation)
+        transitions = self.n_step_transitions(batch.window, self.params.gamma)
+        return transitions._replace(action=self.action_range.from_space(transitions.action))
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def checkpoint_parts(self) -> dict[str, Any]:
