@@ -83,6 +83,7 @@ def test_seeds_out_of_bounds_are_refused(monkeypatch, capsys, root):
 @pytest.mark.slow
 def test_a_part_is_trained_once_and_written(monkeypatch, tmp_path, root):
     words = ("--steps", "600", "--evaluator.steps", "200", "--evaluator.episodes", "1", "--engine", "inline")
+    words += ("--rate_limiter.min_replay_size", "100")
     part = Part("Two games", ("dqn",), "-cartpole", ("CartPole-v1", "MountainCar-v0"), 1, words)
     monkeypatch.setattr(results, "PARTS", {"tiny": part})
     command = ["results", "tiny", "--root", str(root), "--output", str(tmp_path)]
