@@ -372,7 +372,7 @@ def compare(address: str) -> None:
         (node, first), (other, second) = ray.get([learner.remote(meeting, index) for index in range(2)])
     assert node != other
     for name in FAMILIES:
-        before, after, _, _ = learn(name, WHOLE, False, SingleLearner())
+        before, after, *_ = learn(name, WHOLE, False, SingleLearner())
         assert first[name][2] == second[name][2], name
         for key, value in after.items():
             torch.testing.assert_close(first[name][1][key], value, rtol=1e-6, atol=1e-6, msg=f"{name}{key}")
