@@ -26,7 +26,7 @@ from core.env import normalized_name
 from utils.config.command_line import refuse
 from utils.errors import ConfigurationError
 from utils.factory import EnvsDict, why_not
-from utils.plot.curves import COLUMNS, SCORE, Run, alike, grouped, late_score, markdown, usable, write_csv
+from utils.plot.curves import COLUMNS, KEPT, SCORE, Run, alike, grouped, late_score, markdown, usable, write_csv
 from utils.plot.figures import AGGREGATES, AXES, CENTERS, Array, bootstrap, draw_curves, draw_summary, interval, save
 
 FORMATS = ("png", "svg", "pdf")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
             written = save(figure, output, formats)
             if options.csv:
                 written.append(output.with_name(f"{output.name}.csv"))
-                write_csv(written[-1], runs)
+                write_csv(written[-1], runs, KEPT)
     except ConfigurationError as refused:
         refuse(refused)
     print("\n".join(map(str, written)))
@@ -154,7 +154,7 @@ def parser() -> argparse.ArgumentParser:
     add("--title", help="title of the figure")
     add("--output", default="curves", help="path of the files, or a folder; default: curves")
     add("--formats", nargs="+", choices=FORMATS, help="default: the extension of --output, or png and svg")
-    add("--csv", action="store_true", help="also write the points: run, step, seconds and values")
+    add("--csv", action="store_true", help="also write the points: run, config, seed, step, seconds and values")
     return parser
 
 

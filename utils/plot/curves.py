@@ -33,7 +33,8 @@ from utils.factory import suggestion
 
 SCORE = "evaluator/episodic_return_mean"  # The metric from which results are read.
 COLUMNS = {f"evaluator/episodic_return_{name}": name for name in ("mean", "std", "median")}  # Short names in a CSV.
-POINT = ("run", "step", "seconds")  # Columns of a CSV that are no metrics.
+POINT = ("run", "step", "seconds")  # Columns of every CSV that are no metrics.
+KEPT = ("config", "seed")  # Settings that `write_csv` can add as columns, between the run and the step.
 METRICS = file_writers.METRICS  # File in the log folder of a run.
 PERIOD = "global/agent_steps"  # Metric that only the lines of a log period and of a new start contain.
 LATE = 0.8  # Share of a run's steps after which evaluations count for its late score.
@@ -43,7 +44,7 @@ MAX_LISTED = 5  # Errors that are listed if no source can be read.
 STOPS = ("steps", "updates", "seconds", "target_score")
 BESIDE = ("evaluator", "logger", "supervisor", "ray", "video")
 COUNTS = ("config", "model_file", "evaluator.max_steps")  # Exceptions, which count despite the rules above.
-NAMES = ("run", "config", "method")  # Settings of a Run that are no options.
+NAMES = ("run", "config", "method", "seed")  # Settings of a Run that a CSV gives, too.
 
 
 class Curve(NamedTuple):
@@ -210,6 +211,7 @@ def _read_folder(folder: Path, metrics: Sequence[str], optional: Iterable[str]) 
 
 def _read_csv(path: Path, metrics: Sequence[str], optional: Iterable[str]) -> list[Run]:
     by_run: dict[str, list[dict[str, Any]]] = {}
+    kept: dict[str, dict[str, str]] = {}
     try:
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
@@ -218,26 +220,25 @@ def _read_csv(path: Path, metrics: Sequence[str], optional: Iterable[str]) -> li
                 raise NoCurves(f"{problem}: name log folders, or CSV files of --csv", "no curves")
             for row in reader:
                 by_run.setdefault(row["run"], []).append(_csv_line(row))
+                kept[row["run"]] = {name: row[name] for name in KEPT if row.get(name)}
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, csv.Error) as error:  # A line with more or fewer columns raises TypeError.
         raise ConfigurationError(f"{path} cannot be read: line {reader.line_num}: {error}") from None
     known = {metric for lines in by_run.values() for line in lines for metric in line["values"]}
     found = _known(metrics, optional, known, path)
-    return [
-        Run(
-            name,
-            _names(name, re.sub(r"[-_ ]?seed[-_ ]?\d+$", "", name) or path.stem),
-            {metric: curve_of(lines, metric) for metric in found},
-        )
-        for name, lines in by_run.items()
-    ]
+    runs = []
+    for name, lines in by_run.items():
+        config = kept[name].get("config") or re.sub(r"[-_ ]?seed[-_ ]?\d+$", "", name) or path.stem
+        settings = {**_names(name, config), **kept[name]}
+        runs.append(Run(name, settings, {metric: curve_of(lines, metric) for metric in found}))
+    return runs
 
 
 def _csv_line(row: Mapping[str, str]) -> dict[str, Any]:
     """Return the line of a metrics.jsonl that this row of a CSV stands for."""
     full = {short: metric for metric, short in COLUMNS.items()}
-    values = {full.get(name, name): float(text) for name, text in row.items() if name not in POINT and text}
+    values = {full.get(name, name): float(text) for name, text in row.items() if name not in POINT + KEPT and text}
     return {"step": int(row["step"]), "seconds": float(row["seconds"]), "values": values}
 
 
@@ -343,7 +344,7 @@ def _differing(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
             name
             for name in dict.fromkeys(name for run in same for name in run.settings)
             if counts(name)
-            and name not in (*NAMES, "seed", *CHOICES)
+            and name not in (*NAMES, *CHOICES)
             and (classes or name.partition(".")[0] not in SECTIONS)
             and len({json.dumps(run.settings[name]) for run in same if name in run.settings}) > 1
         ]
@@ -371,20 +372,21 @@ def on_grid(curves: Sequence[Curve], axis: str) -> tuple[NDArray[np.float64], ND
     return grid, np.stack([np.interp(grid, each, curve.values) for each, curve in zip(points, curves)], -1)
 
 
-def write_csv(path: Path, runs: Sequence[Run]) -> None:
-    """Write one line per point: run, step, seconds and a column for each metric that a run has."""
+def write_csv(path: Path, runs: Sequence[Run], settings: Sequence[str] = ()) -> None:
+    """Write one line per point: run, these of KEPT's settings, step, seconds and each metric that a run has."""
     metrics = list(dict.fromkeys(metric for run in runs for metric in run.curves))
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*POINT, *(COLUMNS.get(metric, metric) for metric in metrics)])
+        writer.writerow(["run", *settings, *POINT[1:], *(COLUMNS.get(metric, metric) for metric in metrics)])
         for run in runs:
             points: dict[tuple[float, float], dict[str, float]] = {}
+            named = [run.name, *(run.settings.get(name, "") for name in settings)]
             for metric, curve in run.curves.items():
                 for step, seconds, value in zip(*curve):
                     points.setdefault((step, seconds), {})[metric] = float(value)
             for (step, seconds), values in sorted(points.items()):
                 cells = [values.get(metric, "") for metric in metrics]
-                writer.writerow([run.name, int(step), round(seconds, 1), *cells])
+                writer.writerow([*named, int(step), round(seconds, 1), *cells])
 
 
 def markdown(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from utils.errors import ConfigurationError
-from utils.plot.curves import COLUMNS, SCORE, Curve, grouped, late_score, on_grid, read, read_curve, write_csv
+from utils.plot.curves import COLUMNS, KEPT, SCORE, Curve, grouped, late_score, on_grid, read, read_curve, write_csv
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 
@@ -183,6 +183,24 @@ def test_a_csv_round_trips_its_curves(run, tmp_path):
     assert [run.name for run in again] == ["x-seed1", "x-seed2"] and list(grouped(again, ["config"])) == ["x"]
     for run_, copy in zip(runs, again):
         assert all(np.array_equal(a, b) for metric in COLUMNS for a, b in zip(run_.curves[metric], copy.curves[metric]))
+
+
+def test_a_csv_keeps_the_rows_of_runs_that_are_named_after_their_time(run, tmp_path):
+    lines = [evaluation(step, step / 2, step, 0.5) for step in (10, 20)]
+    folders = [
+        run(f"local_20260101-12000{seed}", lines, "dqn-pong", seed=seed, game="pong", env_type="atari")
+        for seed in (1, 2)
+    ]
+    write_csv(tmp_path / "x.csv", read(folders, [SCORE]), KEPT)
+    assert (tmp_path / "x.csv").read_text().splitlines()[:2] == [
+        "run,config,seed,step,seconds,mean",
+        "local_20260101-120001,dqn-pong,1,10,5.0,10.0",
+    ]
+    again = read([tmp_path / "x.csv"], [SCORE])
+    assert list(again[0].curves) == [SCORE] and list(again[0].curves[SCORE].values) == [10, 20]
+    assert {name: len(runs) for name, runs in grouped(again, ["config"]).items()} == {"dqn-pong": 2}
+    write_csv(tmp_path / "y.csv", again, KEPT)
+    assert (tmp_path / "y.csv").read_text() == (tmp_path / "x.csv").read_text()
 
 
 def test_every_curve_of_the_results_can_be_read():

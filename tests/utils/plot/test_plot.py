@@ -251,7 +251,7 @@ def test_the_command_writes_figures_and_a_csv(runs, tmp_path, capsys):
     written = [tmp_path / "docs" / f"one.two.{ending}" for ending in ("png", "svg", "csv")]
     assert capsys.readouterr().out.split() == list(map(str, written))
     png, svg, table = (path.read_bytes() for path in written)
-    assert png.startswith(b"\x89PNG") and b"<svg" in svg and table.startswith(b"run,step,seconds,mean,loss")
+    assert png.startswith(b"\x89PNG") and b"<svg" in svg and table.startswith(b"run,config,seed,step,seconds,mean,loss")
     assert plot.main(words) == 0 and written[1].read_bytes() == svg  # the same runs give the same file
 
 
@@ -297,7 +297,7 @@ def test_a_csv_of_means_alone_is_drawn_and_written_again(tmp_path, capsys):
     assert plot.main([str(means), str(tmp_path / "all.csv"), *words]) == 0
     assert "passed over (no values of evaluator/episodic_return_mean): none" in capsys.readouterr().err
     header, *lines = (tmp_path / "again.csv").read_text().splitlines()
-    assert header == "run,step,seconds,mean,std,median" and lines[-1] == "all,1,1.0,2.0,3.0,4.0"
+    assert header == "run,config,seed,step,seconds,mean,std,median" and lines[-1] == "all,all,,1,1.0,2.0,3.0,4.0"
     assert {line.partition(",")[0] for line in lines} == {*values[0], "all"}
 
 
