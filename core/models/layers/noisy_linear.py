@@ -45,16 +45,18 @@ class NoisyLinear(nn.Linear):
         self.bias_sigma = nn.Parameter(torch.full((out_features,), initial))
 
     def forward(self, input: Tensor) -> Tensor:
-        mean = super().forward(input)
         if not self.training:
-            return mean
+            return super().forward(input)
         rows = [len(input), *[1] * (input.dim() - 2)] if self.noise_per_row else []
         # Drawn in float32 whatever the precision, so that all precisions see the same noise.
         noise = torch.randn(*rows, self.in_features + self.out_features, device=input.device)
         noise = (noise.sign() * noise.abs().sqrt()).to(input.dtype)
         inputs, outputs = torch.split(noise, [self.in_features, self.out_features], -1)
-        # The product of factors is applied to inputs and outputs, so the matrix e_w is never computed.
-        return mean + outputs * F.linear(input * inputs, self.weight_sigma, self.bias_sigma)
+        if not rows:
+            weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(outputs, inputs))
+            return F.linear(input, weight, torch.addcmul(self.bias, self.bias_sigma, outputs))
+        # Rows with a noise of their own have no weights in common: the factors of e_w are applied one by one.
+        return super().forward(input) + outputs * F.linear(input * inputs, self.weight_sigma, self.bias_sigma)
 
 
 def linear_factory(params: NoisyParams) -> Callable[[int, int], nn.Linear]:
