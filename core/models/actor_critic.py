@@ -134,8 +134,8 @@ class FeatureTorso(TorsoParams):
     feature_size: int = Field(default=128, ge=1, le=8_192)
     """Numbers that stand for a state where replay compares states."""
 
-    def layers(self, spec: EnvSpec, norm: str = "none") -> nn.Sequential:
-        return convolutions(spec, (64, 8, 4), (64, 4, 2), (128, 3, 1), norm=norm)
+    def layers(self, spec: EnvSpec) -> nn.Sequential:
+        return convolutions(spec, (64, 8, 4), (64, 4, 2), (128, 3, 1))
 
 
 class FeatureAC(ActorCritic, torso=FeatureTorso):

@@ -44,13 +44,14 @@ class QNetwork(Model):
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__(params, spec)
-        norm = getattr(params, "norm", "none")  # not every torso has this option
-        self.torso = params.layers(spec, norm)
+        self.torso = params.layers(spec)
         features = num_features(self.torso, spec) if self.observations == "image" else params.hidden
         atoms = params.atoms if self.output_kind == "distribution" else None
         num_actions = spec.action.num_actions  # type: ignore[union-attr]
         self.num_features = features
-        self.q = q_head(features, params.hidden, num_actions, params.dueling, linear_factory(params), atoms, norm)
+        self.q = q_head(
+            features, params.hidden, num_actions, params.dueling, linear_factory(params), atoms, params.norm
+        )
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def preprocess(self, observation: Tensor) -> Tensor:

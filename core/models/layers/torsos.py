@@ -251,16 +251,12 @@ class TorsoParams(ModelParams):
     """Options of a torso of convolutions."""
 
     observations: ClassVar[str] = "image"
+    norm = "none"  # as `convolutions` takes it; an option of some subclasses
     hidden: int = Field(default=512, ge=1, le=8_192)
     """Units of each fully connected hidden layer."""
 
-    def layers(self, spec: EnvSpec, norm: str = "none") -> nn.Sequential:
-        """Make the layers before the first that is fully connected: images to features [B, F].
-
-        Args:
-            spec: Environment.
-            norm: Normalisation, as in `core.models.layers.torsos.convolutions`.
-        """
+    def layers(self, spec: EnvSpec) -> nn.Sequential:
+        """Make the layers before the first that is fully connected: images to features [B, F]."""
         raise NotImplementedError
 
     def features(self, spec: EnvSpec) -> nn.Sequential:
@@ -273,8 +269,8 @@ class TorsoParams(ModelParams):
 class NatureTorso(TorsoParams):
     """Nature DQN's (Mnih et al. 2015), for 84x84."""
 
-    def layers(self, spec: EnvSpec, norm: str = "none") -> nn.Sequential:
-        return nature_convolutions(spec, norm)
+    def layers(self, spec: EnvSpec) -> nn.Sequential:
+        return nature_convolutions(spec, self.norm)
 
 
 @frozen_dataclass
@@ -290,8 +286,8 @@ class SmallTorso(TorsoParams):
     hidden: int = Field(default=256, ge=1, le=8_192)
     """Units of each fully connected hidden layer."""
 
-    def layers(self, spec: EnvSpec, norm: str = "none") -> nn.Sequential:
-        return convolutions(spec, (self.planes, 4, 2), (2 * self.planes, 4, 2), (2 * self.planes, 3, 2), norm=norm)
+    def layers(self, spec: EnvSpec) -> nn.Sequential:
+        return convolutions(spec, (self.planes, 4, 2), (2 * self.planes, 4, 2), (2 * self.planes, 3, 2), norm=self.norm)
 
 
 @frozen_dataclass
@@ -303,8 +299,8 @@ class MinAtarTorso(TorsoParams):
     hidden: int = Field(default=128, ge=1, le=8_192)
     """Units of each fully connected hidden layer."""
 
-    def layers(self, spec: EnvSpec, norm: str = "none") -> nn.Sequential:
-        return convolutions(spec, (self.planes, 3, 1), norm=norm)
+    def layers(self, spec: EnvSpec) -> nn.Sequential:
+        return convolutions(spec, (self.planes, 3, 1), norm=self.norm)
 
 
 @frozen_dataclass
@@ -318,7 +314,7 @@ class BTRTorso(TorsoParams):
     pool: int = Field(default=6, ge=0, le=256)
     """Height and width to which the last planes are brought by adaptive max pooling (BTR: 6); 0 is off."""
 
-    def layers(self, spec: EnvSpec, norm: str = "none") -> nn.Sequential:
+    def layers(self, spec: EnvSpec) -> nn.Sequential:
         return impala_resnet(spec, self.width, self.spectral_norm, self.pool)
 
 
@@ -329,15 +325,15 @@ class ImpalaTorso(TorsoParams):
     hidden: int = Field(default=256, ge=1, le=8_192)
     """Units of each fully connected hidden layer."""
 
-    def layers(self, spec: EnvSpec, norm: str = "none") -> nn.Sequential:
-        return convolutions(spec, (16, 8, 4), (32, 4, 2), norm=norm)
+    def layers(self, spec: EnvSpec) -> nn.Sequential:
+        return convolutions(spec, (16, 8, 4), (32, 4, 2))
 
 
 @frozen_dataclass
 class ImpalaDeepTorso(ImpalaTorso):
     """IMPALA's deep network (1802.01561, figure 3, right), for images of any size."""
 
-    def layers(self, spec: EnvSpec, norm: str = "none") -> nn.Sequential:
+    def layers(self, spec: EnvSpec) -> nn.Sequential:
         return impala_resnet(spec)
 
 
@@ -349,9 +345,9 @@ class VectorTorso(TorsoParams):
     hidden: int = Field(default=128, ge=1, le=8_192)
     """Units of each fully connected hidden layer."""
 
-    def layers(self, spec: EnvSpec, norm: str = "none") -> nn.Sequential:
+    def layers(self, spec: EnvSpec) -> nn.Sequential:
         layer = nn.Linear(math.prod(spec.observation_shape), self.hidden)
-        return nn.Sequential(nn.Flatten(), *with_layer_norm(layer, norm), nn.ReLU())
+        return nn.Sequential(nn.Flatten(), *with_layer_norm(layer, self.norm), nn.ReLU())
 
     def features(self, spec: EnvSpec) -> nn.Sequential:
         return self.layers(spec)
