@@ -18,7 +18,6 @@ class DDPG(ContinuousControl):
 
     Params = ControlAgentParams
     required_output = "policy-value"
-    supports_cuda_graphs = True
 
     @torch.no_grad()
     def bootstrap(self, transitions: TransitionBatch) -> Tensor:

@@ -31,7 +31,6 @@ class DQN(QLearning):
 
     Params = DQNParams
     required_output = "q"
-    supports_cuda_graphs = True
 
     @classmethod
     def problems(cls, params: DQNParams) -> list[str]:

@@ -61,7 +61,6 @@ class Impact(SumLossAgent):
     Params = ImpactParams
     window_kinds = ("unrolls", "repeated unrolls")
     trained_options = {"kl_coefficient": "kl_target"}
-    supports_cuda_graphs = True
 
     def init_learner(self) -> None:
         super().init_learner()

@@ -41,7 +41,6 @@ class IQN(QLearning):
 
     Params = IQNParams
     required_output = "implicit-quantiles"
-    supports_cuda_graphs = True
 
     @classmethod
     def problems(cls, params: IQNParams) -> list[str]:

@@ -106,7 +106,6 @@ class PPO(RolloutAgent, ActorCriticAgent):
 
     Params = PPOParams
     window_kinds = ("rollouts", "unrolls")
-    supports_cuda_graphs = True
 
     # acting -----------------------------------------------------------------------------------------------------------
     @property

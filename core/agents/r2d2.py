@@ -71,7 +71,6 @@ class R2D2(QLearning):
     Params = R2D2Params
     required_output = "recurrent-q"
     window_kinds = ("sequences",)
-    supports_cuda_graphs = True
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)

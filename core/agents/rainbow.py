@@ -48,7 +48,6 @@ class Rainbow(QLearning):
 
     Params = RainbowParams
     required_output = "distribution"
-    supports_cuda_graphs = True
 
     @classmethod
     def problems(cls, params: RainbowParams) -> list[str]:

@@ -44,7 +44,6 @@ class SAC(ContinuousControl):
     Params = SACParams
     required_output = "gaussian-twin-value"
     trained_options = {"temperature": "learn_temperature"}
-    supports_cuda_graphs = True
 
     # acting -----------------------------------------------------------------------------------------------------------
     def sample_action(self, output: Tensor, exploring: bool) -> Tensor:
