@@ -41,11 +41,12 @@ def clear(path: Path) -> None:
     path.with_name(f"{TEMPORARY}{path.name}").unlink(missing_ok=True)
 
 
-def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_weights(path: Path, is_verified: bool = False) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Verify and read a model file, a checkpoint, or the newest undamaged checkpoint of a run.
 
     Args:
         path: `models/<signature>.pth`, a checkpoint, or the folder `models/<signature>_checkpoints`.
+        is_verified: This start has verified a checkpoint, whose files are not hashed again.
 
     Returns:
         Name -> weight on the CPU, and the metadata. For a checkpoint, metadata["checkpoint"] names its folder.
@@ -57,25 +58,7 @@ def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return _read_model_file(path)
     if not STEP_FOLDER.fullmatch(path.name):
         return _checkpoint_weights(*run_checkpoint.load(path, CHECKPOINT_FILES))
-    try:
-        state = run_checkpoint.read(path, CHECKPOINT_FILES)
-    except (OSError, CheckpointError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be used: {error}") from error
-    return _checkpoint_weights(state, path)
-
-
-def reload_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `load_weights` has verified in this start; the files of a checkpoint are not hashed again.
-
-    Args:
-        path: A model file, or one checkpoint.
-
-    Returns:
-        What `load_weights` returns.
-    """
-    if path.is_dir():
-        return _checkpoint_weights(run_checkpoint.read_verified(path, CHECKPOINT_FILES), path)
-    return _read_model_file(path)
+    return _checkpoint_weights(run_checkpoint.read(path, CHECKPOINT_FILES, is_verified), path)
 
 
 def load_into(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:

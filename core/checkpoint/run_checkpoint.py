@@ -3,7 +3,7 @@
 - A checkpoint is written to a temporary folder, synced to disk, listed in a manifest with sizes and SHA-256 sums, and
   renamed into place. The newest complete checkpoint therefore survives a writer that is killed at any time.
 - `load` verifies every file of a checkpoint before it reads the first, and takes the one before a damaged checkpoint.
-- A start verifies once: main calls `load`, and the learners read their files of the same folder with `read_verified`.
+- A start verifies once: main calls `load`, and the learners `read` their files of the same folder as verified.
 - Files are read with `weights_only=True`: nothing in a file is executed.
 """
 
@@ -203,7 +203,7 @@ def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, 
     errors: list[str] = []
     for checkpoint in reversed(checkpoints):
         try:
-            state = read(checkpoint, names)
+            state = _read_files(checkpoint, _verified_files(checkpoint), names)
         except (FileNotFoundError, CheckpointError) as error:
             errors.append(f"{checkpoint.name}: {error}")
             log_to_stderr(f"warning: damaged checkpoint {checkpoint.name}: {error}")
@@ -216,34 +216,20 @@ def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, 
     raise CheckpointError(f"every checkpoint in {folder} is damaged ({'; '.join(errors)})")
 
 
-def read(checkpoint: Path, names: Collection[str] | None = None) -> dict[str, Any]:
-    """Verify and read one checkpoint. Raises CheckpointError or OSError if a file is damaged or missing.
-
-    Every file is verified before the first is read; `names` and the returned dict are those of `load`.
-    """
-    files = _manifest_files(checkpoint)
-    for name, (size, sha256) in files.items():
-        path = checkpoint / name
-        _require_regular_file(path)
-        if path.stat().st_size != size:
-            raise CheckpointError(f"{name} has {path.stat().st_size} bytes instead of {size}")
-        if file_sha256(path) != sha256:
-            raise CheckpointError(f"{name} does not have the SHA-256 that was written")
-    return _read_files(checkpoint, files, names)
-
-
-def read_verified(checkpoint: Path, names: Collection[str]) -> dict[str, Any]:
-    """Read files of a checkpoint that `load` or `read` has verified in this start, without hashing them again.
+def read(checkpoint: Path, names: Collection[str] | None = None, is_verified: bool = False) -> dict[str, Any]:
+    """Read one checkpoint, whose files are all verified before the first is read.
 
     Args:
-        checkpoint: The folder that `load` returned.
-        names: Top-level keys; those that the checkpoint lacks are left out.
+        checkpoint: The folder that `load` returned, or any other checkpoint.
+        names: Top-level keys, as `load` takes them; those that the checkpoint lacks are left out.
+        is_verified: This start has verified the files, so that they are not hashed again.
 
     Raises:
-        CheckpointError: A file is no longer readable.
+        CheckpointError: A file is damaged, missing or not readable.
     """
     try:
-        return _read_files(checkpoint, _manifest_files(checkpoint), names)
+        files = _manifest_files(checkpoint) if is_verified else _verified_files(checkpoint)
+        return _read_files(checkpoint, files, names)
     except (OSError, CheckpointError) as error:
         raise CheckpointError(f"checkpoint {checkpoint} cannot be used: {error}") from error
 
@@ -299,6 +285,19 @@ def _read_files(checkpoint: Path, files: Iterable[str], names: Collection[str] |
             except CheckpointError as error:
                 raise CheckpointError(f"{file} {error}") from error
     return state
+
+
+def _verified_files(checkpoint: Path) -> list[str]:
+    """Return the names of a checkpoint's files. Raises CheckpointError or OSError if one is damaged or missing."""
+    files = _manifest_files(checkpoint)
+    for name, (size, sha256) in files.items():
+        path = checkpoint / name
+        _require_regular_file(path)
+        if path.stat().st_size != size:
+            raise CheckpointError(f"{name} has {path.stat().st_size} bytes instead of {size}")
+        if file_sha256(path) != sha256:
+            raise CheckpointError(f"{name} does not have the SHA-256 that was written")
+    return list(files)
 
 
 def _require_regular_file(path: Path) -> None:

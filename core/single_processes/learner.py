@@ -288,7 +288,7 @@ def _make_agent(context: Context, group: LearnerGroup) -> Agent:
     use_onednn_products(in_float32 and has_large_products(agent.model, rows))
     path = context.initial_weights
     if context.resume_from is None and path is not None and group.index == 0:
-        model_file.load_into(agent.model, model_file.reload_weights(path)[0], path)
+        model_file.load_into(agent.model, model_file.load_weights(path, is_verified=True)[0], path)
     agent.init_learner()  # after the initial weights, which the target copies
     if group.size > 1:
         context.seed_everything("learner", group.index)
@@ -401,7 +401,7 @@ def restore(
         return 1, []
     learner_file, memory_file = _files_of(group.index)
     shared = ("agent", "learner") if group.index == 0 else ()
-    state = run_checkpoint.read_verified(context.resume_from, (*shared, learner_file, memory_file))
+    state = run_checkpoint.read(context.resume_from, (*shared, learner_file, memory_file), is_verified=True)
     sent = {"agent": state.pop("agent"), "version": state["learner"]["version"]} if shared else None
     sent = yield from group.broadcast(sent)
     ready_batches: list[Batch] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from core.checkpoint.model_file import file_beside, load_into, reload_weights
+from core.checkpoint.model_file import file_beside, load_into, load_weights
 from core.common.files import write_atomically
 from core.common.system import versions
 from core.evaluation.episodes import Episode, EpisodeResults, play_episodes, results_of
@@ -28,7 +28,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
     options = context.options
     path = Path(options.model_file or options.model_path)
     assert context.initial_weights is not None
-    weights, metadata = reload_weights(context.initial_weights)
+    weights, metadata = load_weights(context.initial_weights, is_verified=True)
     agent = context.make_agent(options.device)
     load_into(agent.model, weights, path)
     ended: list[Episode] = []
