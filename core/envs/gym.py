@@ -112,8 +112,6 @@ class GymEnv(Env):
         self._num_envs, self._render_mode = num_envs, render_mode
         self._stack: np.ndarray  # [E, S, *frame.shape] of the last step, oldest frame first
         self._clipping = params.reward_clipping if training else "none"
-        if render_mode is not None:
-            self._try_render()
 
     def reset(self, seed: int) -> TimeStep:
         seeds = env_seeds(seed, self._num_envs).tolist()
@@ -187,14 +185,6 @@ class GymEnv(Env):
             previous[~first] = self._stack[~first, 1:]
         self._stack = np.concatenate([previous, newest[:, None]], 1)
         return self._stack
-
-    def _try_render(self) -> None:
-        """Render once, so that a missing package for drawing or a wrong picture is an error of the construction."""
-        try:
-            self._envs[0].reset(0)
-            self._envs[0].env.render() if self._render_mode == "human" else self.render()
-        except gym.error.DependencyNotInstalled as error:
-            raise ImportError(f"{self.spec.name}: {error}") from error
 
 
 class Preprocessing:

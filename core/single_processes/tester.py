@@ -23,7 +23,6 @@ def tester(context: Context, index: int) -> Iterator[bool]:
 
     Raises:
         CheckpointError: the model file cannot be used.
-        ImportError: recording needs a package that is not installed.
     """
     options = context.options
     path = Path(options.model_file or options.model_path)

@@ -484,6 +484,18 @@ def test_recording_with_a_broken_package_is_refused_in_one_line(refuse, monkeypa
     )
 
 
+def test_recording_without_a_package_that_draws_names_it(refuse, monkeypatch):
+    from gymnasium.envs.classic_control import CartPoleEnv
+    from gymnasium.error import DependencyNotInstalled
+
+    def draw(env):
+        raise DependencyNotInstalled("pygame is not installed, run `pip install pygame`")
+
+    monkeypatch.setattr(CartPoleEnv, "render", draw)
+    (told,) = refuse("--config", "dqn-cartpole", "--evaluator.record_every", "1")
+    assert "game=CartPole-v1 (env_type=gym) cannot be drawn" in told and "run `pip install pygame`" in told
+
+
 @pytest.mark.parametrize(
     ("word", "instead"), [("--record", "set evaluator.record_every"), ("--render", "opens no window")]
 )

@@ -412,11 +412,11 @@ def test_rendering_uses_one_environment_in_a_window(tmp_path: Path) -> None:
     assert (Countdown.made[0].num_envs, Countdown.made[0].render_mode) == (1, "human")
 
 
-def test_recording_without_its_package_names_the_pip_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_that_cannot_begin_closes_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imageio", None)
     context = make_context(tmp_path, record=True)
     save_model(context)
-    with pytest.raises(ImportError, match=r"pip install -e \.\[video\]"):
+    with pytest.raises(ImportError):
         list(mode_2.tester(context, 0))
     assert Countdown.made[0].closed
 
