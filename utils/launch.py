@@ -76,7 +76,6 @@ def _allocate(options: Options, spec: EnvSpec, agent: Agent) -> Context:
     makers = _memory_makers(options, spec, agent)
     memories = {learner: makers[learner]() for learner in options.learners_at_home if makers}
     counters, state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))
-    limiter = RateLimiter(options.rate_limiter, counters)
     parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
     initial_weights = resume_from = None
     if options.mode == 2 or options.model_file is not None:
@@ -92,7 +91,7 @@ def _allocate(options: Options, spec: EnvSpec, agent: Agent) -> Context:
         options = run_registry.claim(options, size)
         try:
             if options.resume is not None:
-                resume_from = _continue(options, counters, limiter)
+                resume_from = _continue(options, counters)
             run_registry.save(options, settings_on_file(find_row(options.config)), spec.name)
         except BaseException:
             run_registry.abandon(options)
@@ -100,7 +99,7 @@ def _allocate(options: Options, spec: EnvSpec, agent: Agent) -> Context:
         if options.resume is None:
             print(f"training run {options.signature}: {options.config}, game={options.game}, in {options.log_folder}")
     context = Context(
-        options, spec, roles, memories, parameters, counters, limiter, state, logs, resume_from, initial_weights, makers
+        options, spec, roles, memories, parameters, counters, state, logs, resume_from, initial_weights, makers
     )
     if resume_from and (reached := context.reached_limits()):
         print(f"run {options.signature} has {' and '.join(reached)} already: set a higher limit to train it further")
@@ -160,7 +159,7 @@ def _try_test_files(options: Options, model: Path) -> None:
             ) from None
 
 
-def _continue(options: Options, counters: RunCounters, rate_limiter: RateLimiter) -> Path:
+def _continue(options: Options, counters: RunCounters) -> Path:
     """Restore the counters of the newest undamaged checkpoint, and return that checkpoint.
 
     Raises:
@@ -171,7 +170,7 @@ def _continue(options: Options, counters: RunCounters, rate_limiter: RateLimiter
         raise CheckpointError(f"checkpoint {newest} has no {' and no '.join(missing)}: it is not of a run")
     try:
         counters.load_state_dict(state["clock"], with_replay="memory" in state)
-        rate_limiter.load_state_dict(state["clock"])
+        RateLimiter(options.rate_limiter, counters).load_state_dict(state["clock"])
     except Exception as error:  # the file is intact, but its content is not what a run wrote
         raise CheckpointError(
             f"the counters of checkpoint {newest} are not of a run ({describe_exception(error)})"

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,6 @@ class Context:
     memories: Mapping[int, Memory]
     parameters: ParameterStore
     counters: RunCounters
-    rate_limiter: RateLimiter
     run_state: RunState
     logs: LogRings
     # The verified full checkpoint that this run continues from.
@@ -53,6 +53,11 @@ class Context:
     rendezvous: Rendezvous = field(default_factory=SingleLearner)
     # Where the output of main is relayed to. If None, it is not relayed.
     terminal: Terminal | None = None
+
+    @cached_property
+    def rate_limiter(self) -> RateLimiter:
+        """The pace of the run, which these counters tell."""
+        return RateLimiter(self.options.rate_limiter, self.counters)
 
     def make_agent(self, device: str = "cpu", precision: str = "float32") -> Agent:
         return self.options.make_agent(self.spec, device, precision)

@@ -39,7 +39,7 @@ from core.memory import Memory
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
 from core.runtime.parameter_store import ParameterStore
-from core.runtime.run_state import RateLimiter, RunCounters, RunState
+from core.runtime.run_state import RunCounters, RunState
 
 PERIOD = 0.05  # seconds between two exchanges with home
 
@@ -94,15 +94,13 @@ class LearnerHost(TrajectoryServer):
 
     def _make_context(self) -> Context:
         plan, info = self._plan, self._plan.run_info
-        counters = RunCounters(info.options.num_actors, info.options.num_learners)
         context = Context(
             info.options,
             info.spec,
             info.roles,
             {self._learner: plan.make_memory()},
             ParameterStore(plan.num_parameters),
-            counters,
-            RateLimiter(info.options.rate_limiter, counters),
+            RunCounters(info.options.num_actors, info.options.num_learners),
             RunState(len(info.roles)),
             LogRings(len(info.roles)),
             plan.resume_from,

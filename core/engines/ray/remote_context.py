@@ -17,7 +17,7 @@ from core.model import Model
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
 from core.runtime.parameter_store import fill
-from core.runtime.run_state import RateLimiter, RunCounters, RunState
+from core.runtime.run_state import RunCounters, RunState
 from core.specs import EnvSpec, WindowSpec
 from core.trajectory.chunk_codec import ChunkFormat, single_actor_layout
 from core.trajectory.ring_buffer import Layout, Trajectories
@@ -121,12 +121,10 @@ class ServerConnection:
 
 def remote_context(run_info: RemoteRunInfo, connection: ServerConnection) -> Context:
     """Return a context whose shared parts use this connection."""
-    counters = RemoteCounters(connection)
     shared: dict[str, Any] = {
         "memories": dict.fromkeys(range(run_info.options.num_learners), RemoteMemory(run_info, connection)),
         "parameters": RemoteParameters(connection),
-        "counters": counters,
-        "rate_limiter": RateLimiter(run_info.options.rate_limiter, counters),
+        "counters": RemoteCounters(connection),
         "run_state": RemoteRunState(connection),
         "logs": connection,
     }

@@ -1,6 +1,5 @@
 """The actor resets states at episode starts and waits while the memory has no room."""
 
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -58,6 +57,7 @@ def context(monkeypatch):
         logger=LoggerParams(),
         profile=False,
         profile_trace=0,
+        rate_limiter=RateLimiterParams(samples_per_insert=None, min_replay_size=30),
         log_folder=None,
         make_agent=make_agent,
     )
@@ -76,15 +76,13 @@ def context(monkeypatch):
         make_agent(spec).window,
         0,
     )
-    counters, limits = RunCounters(1, 1), RateLimiterParams(samples_per_insert=None, min_replay_size=30)
     context = Context(
         options,
         spec,
         (("actor", 0),),
         {0: memory},
         ParameterStore(ParameterStore.size_of(make_agent(spec).model)),
-        counters,
-        RateLimiter(limits, counters),
+        RunCounters(1, 1),
         RunState(1),
         LogRings(1),
     )
@@ -142,8 +140,8 @@ def test_explorations_follow_the_steps_since_learning_started(context, monkeypat
     seen = []
     monkeypatch.setattr(Sampling, "update", lambda self, *steps: seen.append(steps))
     monkeypatch.setattr(RateLimiter, "is_warming_up", True)  # so that the actor does not wait for a learner
-    limiter = RateLimiter(RateLimiterParams(samples_per_insert=None, min_replay_size=7), context.counters)
-    running = actor(replace(context, rate_limiter=limiter), 0)
+    context.options.rate_limiter = RateLimiterParams(samples_per_insert=None, min_replay_size=7)
+    running = actor(context, 0)
     for _ in range(40):
         next(running)
     running.close()

@@ -32,7 +32,7 @@ from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
 from core.runtime.options import LoggerParams
 from core.runtime.parameter_store import ParameterStore
-from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters, RunState
+from core.runtime.run_state import RateLimiterParams, RunCounters, RunState
 from core.single_processes import logger as logger_module
 from core.single_processes.logger import aggregate, logger
 from core.specs import ArraySpec, Discrete, EnvSpec
@@ -57,6 +57,7 @@ def make_context(folder: Path, game: str = "known", period: float = 1e-9, every:
     settings = {"steps": None, "updates": None, "seconds": None, **limits}
     options = SimpleNamespace(
         logger=LoggerParams(period=period, steps=every),
+        rate_limiter=RateLimiterParams(min_replay_size=10),
         log_folder=folder,
         env_class=Game,
         config="a row",
@@ -66,15 +67,13 @@ def make_context(folder: Path, game: str = "known", period: float = 1e-9, every:
         **settings,
     )
     spec = EnvSpec(game, ArraySpec((4,), "float32"), 0, Discrete(2), frames_per_step=4)
-    counters = RunCounters(2, 1)
     return Context(
         options,
         spec,
         ROLES,
         {0: Memory()},
         ParameterStore(1),
-        counters,  # type: ignore[arg-type]
-        RateLimiter(RateLimiterParams(min_replay_size=10), counters),
+        RunCounters(2, 1),
         RunState(len(ROLES)),
         LogRings(len(ROLES)),
     )

@@ -21,7 +21,7 @@ from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.options import EvaluatorParams, VideoParams
 from core.runtime.parameter_store import ParameterStore
-from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters, RunState
+from core.runtime.run_state import RateLimiterParams, RunCounters, RunState
 from core.single_processes import tester as mode_2  # pytest would collect the name tester
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
@@ -287,21 +287,20 @@ def make_context(folder: Path, **settings: Any) -> Context:
             "env_type": "countdown",
             "env_class": Countdown,
             "evaluator": EvaluatorParams(num_envs=3, max_steps=1_000),
+            "rate_limiter": RateLimiterParams(),
             "make_agent": lambda spec, device, precision: Player(),
             "to_dict": lambda: {"all": "options"},
             **settings,
         }
     )
     spec = EnvSpec("game", ArraySpec((2,), "float32"), 0, Discrete(3), frames_per_step=4)
-    roles, counters = (("tester", 0),), RunCounters(1, 1)
     return Context(
         options,
         spec,
-        roles,
+        (("tester", 0),),
         {},
         ParameterStore(1),
-        counters,
-        RateLimiter(RateLimiterParams(), counters),
+        RunCounters(1, 1),
         RunState(1),
         LogRings(1),
         initial_weights=Path(options.model_file or options.model_path),
