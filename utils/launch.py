@@ -209,7 +209,7 @@ class ElasticRun:
                 f"supervisor: learners were lost {len(self._losses)} times within {params.restart_window:g} s "
                 "(supervisor.restart_window), more than supervisor.max_restarts; the run ends"
             )
-        if len(self._losses) > params.max_restarts or not any(options.checkpoint_folder.glob("step_*")):
+        if len(self._losses) > params.max_restarts or not run_checkpoint.checkpoints(options.checkpoint_folder):
             log_to_stderr(f"supervisor: {resume_command_hint(options)}")
             return None
         if exit_code != BAD_OPTIONS:

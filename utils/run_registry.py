@@ -122,7 +122,7 @@ def signature_of(value: str) -> str:
         )
     if not path.name.startswith("step_"):
         return path.name.removesuffix("_checkpoints")
-    if path.name != (newest := max((each.name for each in path.parent.glob("step_*")), default=path.name)):
+    if (newest := [path, *run_checkpoint.checkpoints(path.parent)][-1].name) != path.name:
         raise ConfigurationError(f"a run continues from its newest checkpoint, {newest}; {value} is an older one")
     return path.parent.name.removesuffix("_checkpoints")
 
@@ -178,7 +178,7 @@ def _exists(options: Options) -> str:
 def stale_checkpoints(options: Options) -> list[str]:
     """Return a sentence if there are checkpoints of this signature, but no settings of their run."""
     folder = options.checkpoint_folder
-    if read(options.log_folder) is not None or not any(folder.glob("step_*")):
+    if read(options.log_folder) is not None or not run_checkpoint.checkpoints(folder):
         return []
     remedy = "remove that folder, or choose another timestamp or name"
     return [f"{folder} has checkpoints, but {options.log_folder / RUN_FILE} of their run is gone: {remedy}"]

@@ -87,7 +87,7 @@ def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Seque
         sync_folder(folder)
         _prune(folder, checkpoint, keep)
     except OSError as error:
-        if error.errno == errno.ENOSPC and not parts and (older := _checkpoints(folder)[:-1]):
+        if error.errno == errno.ENOSPC and not parts and (older := checkpoints(folder)[:-1]):
             _delete(older)  # the disk has room for fewer than `keep` and the new one
             return save(folder, state, step, keep)
         raise CheckpointError(f"cannot write a checkpoint of step {step} in {folder}: {error}") from error
@@ -197,11 +197,10 @@ def load(folder: Path, names: Collection[str] | None = None) -> tuple[dict[str, 
     Raises:
         CheckpointError: No checkpoint is usable.
     """
-    checkpoints = _checkpoints(folder)
-    if not checkpoints:
+    if not (found := checkpoints(folder)):
         raise CheckpointError(f"there is no checkpoint in {folder}")
     errors: list[str] = []
-    for checkpoint in reversed(checkpoints):
+    for checkpoint in reversed(found):
         try:
             state = _read_files(checkpoint, _verified_files(checkpoint), names)
         except (FileNotFoundError, CheckpointError) as error:
@@ -327,8 +326,8 @@ def _manifest_sha256(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoint folders, oldest first."""
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, oldest first."""
     matches = [match for path in folder.glob("step_*") if (match := STEP_FOLDER.fullmatch(path.name))]
     return [folder / match[0] for match in sorted(matches, key=lambda match: (int(match[1]), int(match[2] or 0)))]
 
@@ -342,13 +341,13 @@ def _unused_name(folder: Path, step: int) -> Path:
 
 def _prune(folder: Path, newest: Path, keep: int) -> None:
     """Delete checkpoints that are too old, and those after `newest`."""
-    checkpoints = _checkpoints(folder)
-    position = checkpoints.index(newest)
-    _delete([*checkpoints[: max(position + 1 - keep, 0)], *checkpoints[position + 1 :]])
+    found = checkpoints(folder)
+    position = found.index(newest)
+    _delete([*found[: max(position + 1 - keep, 0)], *found[position + 1 :]])
 
 
-def _delete(checkpoints: Iterable[Path]) -> None:
-    for path in checkpoints:
+def _delete(folders: Iterable[Path]) -> None:
+    for path in folders:
         renamed = path.with_name(f"{TEMPORARY}{path.name}")
         os.replace(path, renamed)  # because a process killed while it deletes would leave half a checkpoint
         _remove([renamed])

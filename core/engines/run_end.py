@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 
+from core.checkpoint.run_checkpoint import checkpoints
 from core.common.exit_codes import BAD_OPTIONS, TRAINING_FAILED
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
@@ -75,7 +76,7 @@ def unsaved(context: Context) -> str:
 
 def resume_command_hint(options: RunOptions) -> str:
     """Return the command that continues the run, if the run has a checkpoint."""
-    if any(options.checkpoint_folder.glob("step_*")):
+    if checkpoints(options.checkpoint_folder):
         python = shlex.quote(sys.orig_argv[0])  # as the user wrote it
         root = "" if options.root == type(options).root else f" --root {shlex.quote(options.root)}"
         return f"continue this run with: {python} main.py --config {options.config} --resume {options.signature}{root}"

@@ -24,7 +24,7 @@ words = {name.removeprefix("--"): value for name, value in zip(sys.argv[1::2], s
 resume = words.get("resume") if words.get("resume") != "none" else None
 signature = resume or f"{words['machine']}_{words['timestamp']}"
 root, steps, game = Path(words["root"]), int(words["steps"]), words.get("game", "")
-folder, checkpoint = root / "logs" / signature, root / "models" / f"{signature}_checkpoints" / "step_1"
+folder, checkpoint = root / "logs" / signature, root / "models" / f"{signature}_checkpoints" / "step_000000000001"
 ended: list[int] = []
 
 

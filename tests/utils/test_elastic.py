@@ -16,7 +16,7 @@ def options(root, monkeypatch):
     words = ("--config", "dqn-cartpole", "--engine", "ray", "--ray.address", "10.0.0.1:6379", "--seconds", "100")
     words += ("--num_learners", "2", "--num_actors", "6", "--supervisor.elastic", "4", "--supervisor.max_restarts", "2")
     options = read_options(["--root", str(root), "--timestamp", "one", *words])
-    (options.checkpoint_folder / "step_1").mkdir(parents=True)
+    (options.checkpoint_folder / "step_000000000001").mkdir(parents=True)
     return options
 
 
@@ -45,7 +45,7 @@ def test_the_next_part_has_as_many_actors_a_learner_and_the_seconds_that_are_lef
 
 def test_a_run_that_the_engine_ends_or_that_has_no_checkpoint_has_no_next_part(options, clock, capsys):
     assert ElasticRun(options).next_options(options, DONE, None) is None
-    (options.checkpoint_folder / "step_1").rmdir()
+    (options.checkpoint_folder / "step_000000000001").rmdir()
     assert ElasticRun(options).next_options(options, TRAINING_FAILED, 1) is None
     assert "this run has no checkpoint" in capsys.readouterr().err
 
@@ -108,7 +108,7 @@ def test_a_run_whose_next_part_takes_in_learners_does_not_count_as_done(
             return exit_code
 
     monkeypatch.setattr(main, "EnginesDict", {"ray": Engine})
-    options.checkpoint_folder.joinpath("step_1").rmdir()
+    options.checkpoint_folder.joinpath("step_000000000001").rmdir()
     options.checkpoint_folder.rmdir()
     assert main.run_part(options, None)[::2] == (exit_code, learners)
     assert run_registry.read(options.log_folder).exit_code == stored

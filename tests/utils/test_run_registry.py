@@ -76,5 +76,8 @@ def test_a_run_is_named_by_its_signature_its_folders_or_its_newest_checkpoint(tm
         assert run_registry.signature_of(value) == "local_one"
     with pytest.raises(ConfigurationError, match="from its newest checkpoint, step_000000000020"):
         run_registry.signature_of(str(folder / "step_000000000007"))
+    for number in (9, 10):
+        (folder / f"step_000000000020.{number}").mkdir()
+    assert run_registry.signature_of(str(folder / "step_000000000020.10")) == "local_one"
     with pytest.raises(ConfigurationError, match="--resume local_one continues its run, --model_file"):
         run_registry.signature_of("models/local_one.pth")

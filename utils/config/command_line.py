@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from core.checkpoint.run_checkpoint import STEP_FOLDER
+from core.checkpoint.run_checkpoint import STEP_FOLDER, checkpoints
 from core.common.console import log_to_stderr
 from core.common.exit_codes import BAD_CHECKPOINT, BAD_OPTIONS
 from core.common.settings import dotted
@@ -351,8 +351,7 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
             f"{run} continues without seconds={before['seconds']!r}: seconds count from one start; give "
             "--seconds again to stop by time"
         )
-    steps = [path for path in options.checkpoint_folder.glob("step_*") if STEP_FOLDER.fullmatch(path.name)]
-    newest = max(steps, default=options.checkpoint_folder)
+    newest = [options.checkpoint_folder, *checkpoints(options.checkpoint_folder)][-1]
     made = STEP_FOLDER.fullmatch(newest.name)
     if made and options.steps is not None and int(made[1]) >= options.steps:
         done = f"{run} has made {int(made[1]):,} agent steps: give a larger --steps to train it further"

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from core.checkpoint.run_checkpoint import checkpoints
 from core.common.files import folder_lock
 from core.common.processes import Interrupts, die_with_parent
 from core.common.settings import dotted
@@ -151,7 +152,7 @@ class ChildRun:
         A run without a checkpoint starts again; its earlier log folder moves to the folder of `output`.
         """
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        resume = any(self.options.checkpoint_folder.glob("step_*"))
+        resume = bool(checkpoints(self.options.checkpoint_folder))
         if not resume and self.options.log_folder.exists():
             aside = self.output.with_name(f"{self.output.stem}-begun-again-{time.time_ns()}")
             os.replace(self.options.log_folder, aside)
