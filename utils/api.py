@@ -63,22 +63,9 @@ class TrainedRun:
     """A run and its files."""
 
     signature: str
-    root: Path
-
-    @property
-    def log_folder(self) -> Path:
-        """Return the folder of metrics and options."""
-        return self.root / "logs" / self.signature
-
-    @property
-    def model_path(self) -> Path:
-        """Return the file of the best evaluation's model."""
-        return self.root / "models" / f"{self.signature}.pth"
-
-    @property
-    def checkpoint_folder(self) -> Path:
-        """Return the folder of the newest full checkpoints."""
-        return self.root / "models" / f"{self.signature}_checkpoints"
+    log_folder: Path  # of metrics and options
+    model_path: Path  # of the best evaluation
+    checkpoint_folder: Path  # of the newest full checkpoints
 
     @property
     def scores(self) -> Curve:
@@ -118,7 +105,7 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
         options = command_line.read(words)  # The run prints the same messages again.
     if options.timestamp in run_registry.automatic:  # A run that starts in the same second may have chosen it too.
         options = dataclasses.replace(options, timestamp=f"{options.timestamp}-{uuid.uuid4().hex[:8]}")
-    run = TrainedRun(options.signature, Path(options.root))
+    run = TrainedRun(options.signature, options.log_folder, options.model_path, options.checkpoint_folder)
     identity = ["--resume", run.signature] if options.resume is not None else ["--timestamp", str(options.timestamp)]
     code, output, interrupted = _run_main([*words, *identity], progress)
     if code == 0:

@@ -47,7 +47,9 @@ def trained(tmp_path_factory):
             context = train_here(
                 folder, *KINDS[kind], "--timestamp", "one", "--updates", "10", "--evaluator.max_steps", "60"
             )
-            made[kind] = TrainedRun(context.options.signature, folder)
+            options = context.options
+            files = options.log_folder, options.model_path, options.checkpoint_folder
+            made[kind] = TrainedRun(options.signature, *files)
         return made[kind]
 
     return run

@@ -9,7 +9,7 @@ from core.runtime.options import make_env
 from core.specs import ArraySpec, Discrete, EnvSpec, MultiDiscrete
 from tests.choices import NVEC
 from tests.reliability.test_inline import CHOICES, RUNS, train
-from utils.api import TrainedRun
+from utils.api import load
 from utils.config import validation
 from utils.config.command_line import read_options
 from utils.factory import AgentsDict
@@ -91,7 +91,7 @@ def test_too_many_joint_actions_are_refused_with_their_number(words, capsys):
 @pytest.mark.parametrize("kind", ["shared", "r2d2", "impala with LSTM"])
 def test_a_loaded_policy_returns_the_choices(tmp_path, kind):
     context = train(tmp_path, *RUNS[kind], *CHOICES, "--steps", "200", "--timestamp", "one")
-    policy = TrainedRun(context.options.signature, tmp_path).load()
+    policy = load(context.options.model_path)
     actions, _ = policy.act(np.zeros((5, 9), np.float32))
     assert actions.shape == (5, 4) and ((actions >= 0) & (actions < NVEC)).all()
     assert policy.act(np.zeros(9, np.float32))[0].shape == (4,)
