@@ -42,15 +42,9 @@ class WindowStarts:
     """
 
     def __init__(self, trajectories: Trajectories, spec: WindowSpec):
-        """Raise ValueError if the stride is not the chunk length."""
         self._trajectories, self._spec = trajectories, spec
         self.stride, self.layout = spec.stride or 1, trajectories.layout
-        layout = self.layout
-        self.per_env = layout.ring_length // self.stride  # starts in the ring of an environment
-        if spec.stride not in (0, layout.chunk_length):
-            raise ValueError(
-                f"sequences start with a chunk: every {spec.stride} steps does not fit chunks of {layout.chunk_length}"
-            )
+        self.per_env = self.layout.ring_length // self.stride  # starts in the ring of an environment
 
     def valid_range(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the starts [low, high) of each actor from which a whole window can be read, both [num_actors]."""

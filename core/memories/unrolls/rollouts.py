@@ -53,11 +53,9 @@ class RolloutMemory(Memory):
 
     def sample(self, batch_size: int) -> Batch | None:
         """Return the next rollout, ordered by environment, or None while an actor has not finished its part."""
-        total = self.layout.total_envs
-        if batch_size != total:
-            raise ValueError(f"a rollout has an unroll of each of {total} environments, not {batch_size}")
         if self._chunks().min() <= self._next:
             return None
+        total = self.layout.total_envs
         keys = SampleIds(np.arange(total), np.full(total, self._next * self.window.length, np.int64))
         window = self.trajectories.gather(*keys, self.window)
         self._next += 1

@@ -229,12 +229,6 @@ def accepted(name, spec, rows, frame_stack):
     return True
 
 
-@pytest.mark.parametrize("name", MEMORIES)
-def test_a_stride_that_does_not_fit_chunks_is_refused(name):
-    with pytest.raises(ValueError, match="every 3 steps does not fit chunks of 4"):
-        make(name, spec=sequence(9, stride=3))
-
-
 # while actors write -----------------------------------------------------------------------------------------------
 def coded_memory(name):
     kind, params = MEMORIES[name]
