@@ -127,11 +127,7 @@ def can_capture(agent: type[Agent], params: Any, count: int) -> bool:
 
 
 class StagedBatches:
-    """Copy each batch into tensors of the device that stay the same, for one update a call.
-
-    Raises:
-        ValueError: a batch has another size than the first.
-    """
+    """Copy each batch into tensors of the device that stay the same, for one update a call. All have one size."""
 
     count = 1
     generators = ()
@@ -150,13 +146,7 @@ class StagedBatches:
             window, weights, fresh = static_batch
             self._batch = Batch(window, batch.keys, weights, fresh, batch.on_policy)
             self._static = tree_leaves(static_batch)
-        tensors = tree_leaves(loaded)
-        for tensor, static in zip(tensors, self._static, strict=True):
-            if tensor.shape != static.shape:
-                raise ValueError(
-                    f"captured updates need batches of one size: {list(tensor.shape)} came after {list(static.shape)}"
-                )
-        upload_all(tensors, self._static)
+        upload_all(tree_leaves(loaded), self._static)
 
     def sample(self) -> Batch:
         assert self._batch is not None
