@@ -29,7 +29,7 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
 
     def __init__(self, trajectories: Trajectories, device: torch.device):
         self.layout, self.device, self._trajectories = trajectories.layout, device, trajectories
-        self._arrays = {
+        self.tensors = {  # by field, [num_actors, ring_length, num_envs, ...]
             name: torch.zeros(spec.shape, dtype=torch.from_numpy(np.empty(0, spec.dtype)).dtype, device=device)
             for name, spec in self.arrays(self.layout).items()
         }
@@ -47,10 +47,6 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
             if name != "priority"
         }
         return fields | {name: spec for name, spec in layout.arrays().items() if name in layout.state_fields}
-
-    def __getitem__(self, name: str) -> Tensor:
-        """Return a field of all steps, [num_actors, ring_length, num_envs, ...]."""
-        return self._arrays[name]
 
     # copying ----------------------------------------------------------------------------------------------------------
     def refresh(self, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -92,7 +88,7 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
         steps = slice(first % layout.ring_length, (last - 1) % layout.ring_length + 1)
         chunks = slice(steps.start // layout.chunk_length, (steps.stop - 1) // layout.chunk_length + 1)
         compressed = self._trajectories.frames
-        for name, tensor in self._arrays.items():
+        for name, tensor in self.tensors.items():
             if name == "frame" and compressed is not None:
                 env_ids = actor * layout.num_envs + np.arange(layout.num_envs)
                 copy(compressed.take(env_ids, np.arange(first, last)[:, None]), tensor[actor, steps])
@@ -112,7 +108,7 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
         return array
 
     def _take(self, name: str, slots: Tensor) -> Tensor:
-        return self._arrays[name].flatten(0, 2)[slots]
+        return self.tensors[name].flatten(0, 2)[slots]
 
     def take_frames(self, env_ids: Tensor, step_ids: Tensor, slots: Tensor) -> Tensor:
         return self._take("frame", slots)

@@ -41,10 +41,10 @@ def trained(name: str, capture: bool) -> dict:
         if call % 5 == 4:
             reported.append({**updates.statistics(), **memory.statistics()})
         assert InPlaceBatchSource(memory).get(timeout=0.0) is memory
-        rewards = memory.ring["reward"].clone()
-        memory.ring["reward"][:, call % 7 :: 7] = torch.nan if call % 7 == 6 else 0.0
+        rewards = memory.ring.tensors["reward"].clone()
+        memory.ring.tensors["reward"][:, call % 7 :: 7] = torch.nan if call % 7 == 6 else 0.0
         updates(memory)
-        memory.ring["reward"].copy_(rewards)
+        memory.ring.tensors["reward"].copy_(rewards)
     assert 0 < max(values["nonfinite_updates"] for values in reported) < 25
     return {
         "agent": agent.state_dict(),

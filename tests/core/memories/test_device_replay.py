@@ -254,7 +254,7 @@ def test_beta_continues_without_the_stored_steps():
 def test_the_computed_bytes_are_those_allocated(memory_type):
     replay = Replay(memory_type=memory_type, rows=4000)
     # once more as running sums
-    tensors = [*replay.resident.ring._arrays.values(), replay.resident._leaves, replay.resident._leaves]
+    tensors = [*replay.resident.ring.tensors.values(), replay.resident._leaves, replay.resident._leaves]
     allocated = sum(tensor.nbytes for tensor in tensors)
     counted = replay.memory.device_class.nbytes(replay.layout, SPEC)
     assert allocated <= counted <= allocated + 64 * len(tensors)

@@ -71,7 +71,7 @@ class Rings:
         streams, serials = np.array(keys).T
         expected = self.trajectories.gather(streams, serials, self.spec)
         assert self.trajectories.still_valid(streams, serials).all()
-        device = self.mirror["last"].device
+        device = self.mirror.tensors["last"].device
         found = self.mirror.gather(
             torch.from_numpy(streams).to(device), torch.from_numpy(serials).to(device), self.spec
         )
@@ -154,7 +154,7 @@ def test_a_step_is_copied_once_except_the_newest():
     rings.writers[0] = ChunkWriter(rings.trajectories, 0, rings.spec)
     rings.play(4, 0)
     assert rings.check() > 0 and parts == [(0, 0, 8), (0, 7, 12)]
-    assert rings.mirror["last"][0, 7].all() and not rings.mirror["last"][0, 6].any()
+    assert rings.mirror.tensors["last"][0, 7].all() and not rings.mirror.tensors["last"][0, 6].any()
 
 
 def test_steps_overwritten_while_being_copied_are_not_offered():
