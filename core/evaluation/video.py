@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -188,18 +188,11 @@ def record_episode(context: Context, agent: Agent, path: Path, max_steps: int, s
         max_steps: Agent steps after which the episode is cut.
         seed: Seed of the environment and of the exploration.
     """
-    with ExitStack() as stack:
-        env = context.make_env(1, training=False, render_mode="rgb_array")
-        stack.callback(env.close)
+    with closing(context.make_env(1, training=False, render_mode="rgb_array")) as env:
         exploration = agent.evaluation_exploration(1, np.random.default_rng(seed))
         try:
-            renderer = EpisodeRenderer(path, context.options.video, context.spec)
-            try:
-                for _ in play_episodes(agent, env, 1, max_steps, exploration, seed, renderer.add):
-                    if context.run_state.interrupted:
-                        return
-                    yield True
-            finally:
-                renderer.close()
+            with closing(EpisodeRenderer(path, context.options.video, context.spec)) as renderer:
+                playing = play_episodes(agent, env, 1, max_steps, exploration, seed, renderer.add)
+                yield from context.run_state.until_interrupted(playing)
         except OSError as error:
             log_to_stderr(f"video {path} not written, training goes on, and the next is tried when it is due: {error}")
