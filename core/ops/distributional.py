@@ -55,25 +55,17 @@ def categorical_mean(logits: Tensor, v_min: float, v_max: float) -> Tensor:
     return logits.softmax(-1) @ atoms
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Compute - sum_i m_i log p_i [B] (1707.06887, algorithm 1).
+def kl_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Compute KL(m || p) = sum_i m_i (log m_i - log p_i) [B] (1710.02298, section 3).
+
+    It is the cross entropy (1707.06887, algorithm 1) less the target's own entropy, so both have the same gradient.
 
     Args:
         logits: [B, N], whose softmax is p.
         target: [B, N] probabilities m.
     """
     check_shapes("B, N", logits, target)
-    return -(target.detach() * torch.log_softmax(logits, -1)).sum(-1)
-
-
-def kl_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Compute KL(m || p) [B] (1710.02298, section 3).
-
-    It is the cross entropy less the target's own entropy, so both have the same gradient. Arguments are those of
-    cross_entropy.
-    """
-    check_shapes("B, N", logits, target)
-    return cross_entropy(logits, target) + torch.xlogy(target, target).sum(-1).detach()
+    return F.kl_div(torch.log_softmax(logits, -1), target.detach(), reduction="none").sum(-1)
 
 
 def quantile_huber_loss(quantiles: Tensor, target: Tensor, kappa: float) -> Tensor:

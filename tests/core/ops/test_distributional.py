@@ -7,7 +7,6 @@ import torch
 from core.ops.distributional import (
     categorical_mean,
     categorical_projection,
-    cross_entropy,
     implicit_quantile_loss,
     kl_loss,
     quantile_huber_loss,
@@ -100,18 +99,16 @@ def test_the_mean_is_the_sum_over_the_atoms():
 
 
 # losses -----------------------------------------------------------------------------------------------------------
-def test_cross_entropy_and_kl_equal_their_definitions():
+def test_the_kl_equals_its_definition():
     logits, target = 4 * GENERATOR.standard_normal((50, 21)), some_distributions(50, 21)
     target[0], target[1] = np.eye(21)[3], np.eye(21)[[3, 4]].mean(0)  # with atoms of no mass
-    entropy, divergence = np.zeros(50), np.zeros(50)
+    divergence = np.zeros(50)
     for sample in range(50):
         log_p = np.log(softmax(logits[sample]))
         for atom in range(21):
-            entropy[sample] -= target[sample, atom] * log_p[atom]
             if target[sample, atom]:
                 divergence[sample] += target[sample, atom] * (np.log(target[sample, atom]) - log_p[atom])
     there = torch.from_numpy(logits).float(), torch.from_numpy(target).float()
-    np.testing.assert_allclose(cross_entropy(*there).numpy(), entropy, rtol=1e-4)
     np.testing.assert_allclose(kl_loss(*there).numpy(), divergence, rtol=1e-4, atol=1e-5)
 
 
@@ -120,18 +117,17 @@ def test_the_kl_from_itself_is_zero():
     assert kl_loss(logits, logits.softmax(1)).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("loss", [cross_entropy, kl_loss])
-def test_the_gradient_of_both_is_softmax_minus_target(loss):
+def test_the_gradient_of_the_kl_is_softmax_minus_target():
     logits, target = GENERATOR.standard_normal((5, 11)), some_distributions(5, 11)
     learnt, fixed = torch.tensor(logits, requires_grad=True), torch.tensor(target, requires_grad=True)
-    loss(learnt, fixed).sum().backward()
+    kl_loss(learnt, fixed).sum().backward()
     np.testing.assert_allclose(learnt.grad.numpy(), softmax(logits) - target, atol=1e-12)
     assert fixed.grad is None
 
 
 def test_confident_and_wrong_logits_give_a_finite_loss():
     logits = torch.tensor([[1e4, 0.0, -1e4]])
-    assert cross_entropy(logits, torch.tensor([[0.0, 0.0, 1.0]])).tolist() == [2e4]
+    assert kl_loss(logits, torch.tensor([[0.0, 0.0, 1.0]])).tolist() == [2e4]
 
 
 @pytest.mark.parametrize("kappa", [0.1, 1.0, 3.0])
@@ -211,7 +207,6 @@ def test_minimising_the_loss_finds_the_quantiles_of_a_sample():
         ),
         (lambda: categorical_projection(torch.ones(3, 1), torch.ones(3), torch.ones(3), 0.0, 1.0), "two atoms"),
         (lambda: categorical_projection(torch.ones(3, 5), torch.ones(3), torch.ones(3), 1.0, 1.0), "v_min < v_max"),
-        (lambda: cross_entropy(torch.ones(3, 5), torch.ones(3, 1)), r"\[B, N\]"),
         (lambda: kl_loss(torch.ones(3, 5), torch.ones(1, 5)), r"\[B, N\]"),
         (lambda: quantile_huber_loss(torch.ones(3, 5), torch.ones(1, 5), 1.0), r"\[B\] of one shape"),
         (lambda: implicit_quantile_loss(torch.ones(3, 5), torch.ones(3, 4), torch.ones(3, 5), 1.0), r"\[B, N\]"),
