@@ -74,11 +74,6 @@ def random_legal_actions(legal: np.ndarray, choices: Sequence[int], generator: n
     return np.stack([part.argmax(1) for part in np.split(draws, np.cumsum(choices)[:-1], 1)], 1)
 
 
-def geometric(num: int, last: float) -> np.ndarray:
-    """Compute last ^ (i / (N - 1)) for i = 0 .. N - 1, from 1 to `last` in equal ratios, [N] float64."""
-    return last ** (np.arange(num) / max(num - 1, 1))
-
-
 def ornstein_uhlenbeck(state: np.ndarray, theta: float, sigma: np.ndarray, dt: float, normal: np.ndarray) -> np.ndarray:
     """Take an Euler-Maruyama step of length dt of dx = - theta x dt + sigma dW.
 

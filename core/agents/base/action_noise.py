@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from core.common.settings import frozen_dataclass
-from core.ops.actions import geometric, linear, ornstein_uhlenbeck
+from core.ops.actions import linear, ornstein_uhlenbeck
 
 
 @frozen_dataclass
@@ -46,7 +46,7 @@ class ActionNoise:
     ):
         """Make the noise of one actor, whose environments are rungs of a ladder over the environments of all actors."""
         self._params, self._generator = params, generator
-        ladder = params.noise_scale * geometric(num_actors * num_envs, params.noise_ladder)
+        ladder = params.noise_scale * np.geomspace(1.0, params.noise_ladder, num_actors * num_envs)
         self._scales = ladder[actor_ind::num_actors]
         self._state = np.zeros((num_envs, num_actions))  # of OU noise
         self.update(0)

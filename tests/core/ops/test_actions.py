@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.ops.actions import (
-    epsilon_greedy,
-    geometric,
-    ladder,
-    linear,
-    mask_actions,
-    ornstein_uhlenbeck,
-    random_legal_actions,
-)
+from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions, ornstein_uhlenbeck, random_legal_actions
 from core.ops.policy_distributions import Categorical, ChoicesAndNumbers, MultiCategorical
 from core.ops.returns import munchausen_bonus, soft_bootstrap
 
@@ -155,12 +147,6 @@ def test_epsilon_greedy_uses_each_environments_epsilon():
     actions = np.array([epsilon_greedy(np.full(3, 2), 4, epsilon, generator) for _ in range(20_000)])
     departed = (actions != 2).mean(0)
     assert departed == pytest.approx(epsilon * 3 / 4, abs=0.02)
-
-
-def test_a_geometric_ladder_has_equal_ratios():
-    assert geometric(4, 0.125) == pytest.approx([1, 0.5, 0.25, 0.125])
-    assert geometric(1, 0.1) == pytest.approx([1.0])
-    assert geometric(3, 1.0) == pytest.approx([1, 1, 1])
 
 
 def test_an_ornstein_uhlenbeck_step_follows_its_equation():
