@@ -92,7 +92,7 @@ class RunCounters:
         return [{name: int(self._arrays[name][row :: self._num_learners, 0].sum()) for name in COUNTS} for row in rows]
 
     def set_totals(self, learner: int, totals: Mapping[str, int]) -> None:
-        """Take over the totals of a learner on another node. Only the mirror calls this."""
+        """Take over the totals of a learner on another node, or at a start those of its own."""
         for name, total in totals.items():
             self._set_total(self._arrays[name][:, 0], learner, total)
 
@@ -106,7 +106,7 @@ class RunCounters:
         return self._total("replay_steps")
 
     def record_replay_steps(self, learner: int, steps: int) -> None:
-        """Record the size of a memory on another node. Only the mirror calls this."""
+        """Record the size of a memory on another node. Only home calls this."""
         self._arrays["replay_steps"][learner, 0] = steps
 
     def reset_sampled(self, samples: int) -> None:
