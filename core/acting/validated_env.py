@@ -102,6 +102,8 @@ class ValidatedEnv(Env):
                     f"{name} of environment {env_ind} of {self.spec.name} at step {self._steps} "
                     f"is {number}{where}, expected finite values"
                 )
+        if self.spec.vector_size:
+            self._validate_vectors(timestep.observation)
         if self._is_masked:
             return self._with_legal_actions(timestep)
         if timestep.action_mask is not None:
@@ -109,6 +111,19 @@ class ValidatedEnv(Env):
                 f"{self.spec.name} returned an action_mask at step {self._steps}, and its spec says no has_action_mask"
             )
         return timestep
+
+    def _validate_vectors(self, observation: np.ndarray) -> None:
+        """Raise ValueError if a vector beside a picture holds a number that is not finite."""
+        size = math.prod(self.spec.picture_of_parts)
+        newest = observation[:, -1] if self.spec.frame_stack else observation
+        vectors = np.ascontiguousarray(newest[:, size:]).view(np.float32)  # [E, vector_size]
+        if not (finite := np.isfinite(vectors)).all():
+            env_ind, element = (int(index) for index in np.argwhere(~finite)[0])
+            raise ValueError(
+                f"observation of environment {env_ind + self._first_env} of {self.spec.name} at step {self._steps} is "
+                f"{vectors[env_ind, element]} (element {element} of the vector beside the picture), expected finite "
+                "values"
+            )
 
     def _with_legal_actions(self, timestep: TimeStep) -> TimeStep:
         """Allow all actions where the episode has terminated and the environment allows none."""

@@ -94,6 +94,22 @@ def test_environments_are_numbered_within_their_actor():
         env.step(np.zeros(STREAMS, np.int64))
 
 
+def test_numbers_beside_a_picture_must_be_finite():
+    frames = np.zeros((STREAMS, 2, 4 + 8), np.uint8)  # a stack of two 2x2 pictures, two numbers beside each
+    frame, parts = ArraySpec((12,), "uint8"), {"is_image": True, "max_value": 255.0, "picture_of_parts": (2, 2)}
+    told = Told(observation=frames)
+    told.spec, told.sound = (
+        replace(Told.spec, frame=frame, frame_stack=2, **parts),
+        told.sound._replace(observation=frames),
+    )
+    env = ValidatedEnv(told, STREAMS)
+    env.reset(1)
+    assert env.step(np.zeros(STREAMS, np.int64)).observation is frames
+    frames[1, 1, 8:].view(np.float32)[0] = np.inf
+    with pytest.raises(ValueError, match=r"environment 1 of told at step 2 is inf \(element 1 of the vector beside"):
+        env.step(np.zeros(STREAMS, np.int64))
+
+
 def test_a_result_that_is_no_time_step_is_an_error():
     env = ValidatedEnv(Told(), STREAMS)
     env._env.sound = ("observation", 0.0, False)
