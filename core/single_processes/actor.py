@@ -23,7 +23,8 @@ from core.types import State, TimeStep, restart, tree_map
 
 def actor(context: Context, index: int) -> Iterator[bool]:
     """Yield True after a step of all environments, False while waiting for parameters or for the learner."""
-    options, salt = context.options, context.counters.agent_steps
+    # Restarts count too: an actor that failed within its first chunk has published no step, and would fail again.
+    options, salt = context.options, context.counters.agent_steps + context.run_state.restarts
     if options.engine != "inline":
         os.nice(options.actor.niceness)
     generator, seed = context.seed_everything("actor", index, salt), context.seed("actor", index, salt)

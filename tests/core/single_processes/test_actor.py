@@ -16,6 +16,7 @@ from core.runtime.log_buffers import LogRings
 from core.runtime.options import ActorParams, LoggerParams
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters, RunState
+from core.single_processes import actor as actor_module
 from core.single_processes.actor import actor
 from core.specs import ArraySpec
 from core.trajectory.ring_buffer import Layout
@@ -174,6 +175,20 @@ def test_the_actor_waits_for_room_except_while_warming_up(context):
         assert memory.sample(1) is not None
     assert [next(running) for _ in range(LENGTH + 3)] == [True] * LENGTH + [False] * 3  # a started chunk is finished
     running.close()
+
+
+def test_an_actor_that_restarts_before_its_first_chunk_has_other_seeds(context, monkeypatch):
+    seeds = []
+
+    def play(context, index, generator, seed):
+        seeds.append((seed, int(generator.integers(2**31))))
+        yield from ()
+
+    monkeypatch.setattr(actor_module, "_play", play)
+    for _ in range(2):
+        list(actor_module.actor(context, 0))
+        context.run_state.count_restart()
+    assert seeds[0][0] != seeds[1][0] and seeds[0][1] != seeds[1][1]
 
 
 def test_the_actor_waits_for_the_first_parameters(context):
