@@ -51,7 +51,8 @@ class Model(nn.Module, ABC):
             return
         # The name is one by which pickle finds the class.
         name = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Params"}
-        cls.Params, cls.observations = combined((torso, cls.Params), defaults, name), torso.observations
+        cls.Params = combined((torso, cls.Params), defaults, name)
+        cls.observations = cls.__dict__.get("observations", torso.observations)
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__()

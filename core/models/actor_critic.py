@@ -121,8 +121,8 @@ def _initialise(module: nn.Module, gain: float) -> None:
     for layer in module.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             nn.init.orthogonal_(layer.weight, gain)
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 class NatureAC(ActorCritic, torso=NatureTorso):

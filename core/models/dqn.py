@@ -45,7 +45,7 @@ class QNetwork(Model):
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__(params, spec)
         self.torso = params.layers(spec)
-        features = num_features(self.torso, spec) if self.observations == "image" else params.hidden
+        features = num_features(self.torso, spec)
         atoms = params.atoms if self.output_kind == "distribution" else None
         num_actions = spec.action.num_actions  # type: ignore[union-attr]
         self.num_features = features

@@ -1,19 +1,22 @@
 """The model contract: the feed-forward unroll and the restart of recurrent states."""
 
 import pickle
+import types
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from pydantic import Field, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
 from core.model import Model, ModelParams
-from core.models.layers.torsos import SmallTorso
+from core.models.actor_critic import ActorCritic
+from core.models.dqn import QNetwork
+from core.models.layers.torsos import SmallTorso, TorsoParams
 from core.specs import ArraySpec, Discrete, EnvSpec
-from core.types import ActorCriticOutput, State, restart
+from core.types import ActorCriticOutput, State, restart, tree_leaves
 
 
 class Nested(NamedTuple):
@@ -125,6 +128,22 @@ def test_other_defaults_keep_their_bounds():
     for wrong in ({"units": 10}, {"hidden": 0}, {"hidden": "64"}):
         with pytest.raises(ValidationError):
             SmallMember.Params(**wrong)
+
+
+@pytest.mark.parametrize("in_torso", [False, True])
+@pytest.mark.parametrize("family", [QNetwork, ActorCritic])
+def test_a_torso_of_vectors_says_so_itself_or_in_its_network(family, in_torso):
+    class Layers(TorsoParams):
+        def layers(self, spec):
+            return nn.Sequential(nn.Flatten(), nn.Linear(3, 7, bias=False))
+
+    torso = type("Layers", (Layers,), {"observations": "vector"} if in_torso else {})
+    body = {} if in_torso else {"observations": "vector"}
+    network = types.new_class("Network", (family,), {"torso": torso}, lambda names: names.update(body))
+    model = network(network.Params(), EnvSpec("test", ArraySpec((3,), "float32"), 0, Discrete(4)))
+    assert network.observations == "vector"
+    output, _ = model(torch.zeros(2, 3), ())
+    assert next(iter(tree_leaves(output))).shape[0] == 2
 
 
 def test_options_of_a_torso_travel_between_processes():

@@ -57,12 +57,20 @@ def torso_input(model: Model, observation: Tensor) -> Tensor:
 
 
 def num_features(layers: nn.Module, spec: EnvSpec) -> int:
-    """Return the number of features that convolutions make of one image.
+    """Return the number of features that layers make of one observation.
 
     Raises:
-        ValueError: The images are too small for these convolutions.
+        ValueError: The layers cannot read these observations; images may be too small for convolutions.
     """
+    if not spec.is_image:
+        with torch.no_grad():
+            return int(layers(torch.zeros(1, *spec.observation_shape)).numel())
     shape = image_shape(spec)
+    if spec.vector_size and not any(isinstance(layer, PictureAndVectorTorso) for layer in layers.modules()):
+        raise ValueError(
+            "its torso reads no vector beside the picture: let `layers` return with_vector(..., spec) of "
+            "core/models/layers/torsos.py"
+        )
     frames = torch.zeros(1, *spec.observation_shape, dtype=torch.uint8) if spec.vector_size else torch.zeros(1, *shape)
     try:
         with torch.no_grad():

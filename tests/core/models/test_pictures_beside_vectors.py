@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from core.learning.precision import in_bf16
-from core.models.layers.torsos import PictureAndVectorTorso, convolutions
+from core.models.dqn import QNetwork
+from core.models.layers.torsos import PictureAndVectorTorso, TorsoParams, convolutions
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from core.types import OARInputs, tree_leaves
 from utils.factory import ModelsDict
@@ -52,6 +54,20 @@ def test_the_torso_joins_the_features_of_both(picture, stack):
     np.testing.assert_allclose(
         torso.float()(frames_of(pictures, vectors)).detach(), expected.detach(), atol=1e-5, rtol=1e-5
     )
+
+
+def test_a_torso_that_reads_no_vector_is_refused_beside_one():
+    class Blind(TorsoParams):
+        def layers(self, spec):
+            return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten())
+
+    class BlindNetwork(QNetwork, torso=Blind):
+        pass
+
+    with pytest.raises(ValueError, match=r"reads no vector beside the picture: let `layers` return with_vector"):
+        BlindNetwork(BlindNetwork.Params(), spec_of((6, 5)))
+    spec = EnvSpec("test", ArraySpec((6, 5), "uint8"), 2, Discrete(4), is_image=True, max_value=255.0)
+    assert BlindNetwork(BlindNetwork.Params(), spec).num_features == 4 * 4 * 3
 
 
 def small_model(name, lstm=0):
