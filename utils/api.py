@@ -19,6 +19,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,30 @@ class Policy:
         action = split_joint_actions(self.spec.action, output.action)
         return (action[0], tuple(np.asarray(part[0]) for part in next_state)) if single else (action, next_state)
 
+    def from_gym(self, observation: Any) -> np.ndarray:
+        """Return one observation of gymnasium, such as a Dict, as `act` takes it; `env.frame_stack` is not applied.
+
+        Raises:
+            TypeError: env_type is not gym.
+            ValueError: The observation is not of the environment's space.
+        """
+        return self._converter.from_gym(observation)  # type: ignore[no-any-return]
+
+    def to_gym(self, action: Any) -> Any:
+        """Return the action of one observation as gymnasium's `step` takes it, such as a Dict.
+
+        Raises:
+            TypeError: env_type is not gym.
+        """
+        return self._converter.to_gym(action)
+
+    @cached_property
+    def _converter(self) -> Any:
+        options = self.options
+        if not hasattr(options.env_class, "from_gym"):
+            raise TypeError(f"env_type={options.env_type} is no environment of gymnasium: act takes what it returns")
+        return options.env_class(options.env, options.game, 1, training=False)
+
     def _legal(self, action_mask: Any, count: int) -> np.ndarray | None:
         """Return the legal actions [N, A] as the environment would; None if it has no masks."""
         if self.spec.action_mask is None:
@@ -310,6 +335,9 @@ class Policy:
 
     def _observations(self, observation: Any) -> tuple[np.ndarray, bool]:
         """Return observations [N, ...] in their stored dtype, and True if the input was a single one without N."""
+        if isinstance(observation, dict | tuple):
+            kind = type(observation).__name__
+            raise ValueError(f"observation is a {kind}, expected an array: act(from_gym(observation))")
         array, shape, dtype = np.asarray(observation), self.spec.observation_shape, np.dtype(self.spec.frame.dtype)
         single = array.shape == shape
         if (not single and array.shape[1:] != shape) or not array.size:

@@ -103,6 +103,7 @@ class GymEnv(Env):
             picture_of_parts=preprocess.picture_of_parts,
             has_action_mask=bool(where),
         )
+        self._convert, self._preprocess = convert, preprocess
         repeat = params.action_repeat
         max_steps = params.max_steps * repeat if params.max_steps else made[0].max_steps
         self._envs = [
@@ -146,6 +147,18 @@ class GymEnv(Env):
     @classmethod
     def gymnasium_env(cls, params: GymParams, game: str) -> gym.Env[Any, Any]:
         return make_env(game, params.legacy, None, params.kwargs).env.unwrapped
+
+    def from_gym(self, observation: Any) -> np.ndarray:
+        """Return one observation of the gymnasium environment as the frame that a step stores."""
+        try:
+            return self._preprocess(self._convert(observation))
+        except InvalidPartError as error:
+            value = reprlib.repr(error.value)
+            raise ValueError(f"{error.name or 'observation'} is {value}, expected {error.expected}") from error
+
+    def to_gym(self, action: Any) -> Any:
+        """Return one action of `spec` as the gymnasium environment takes it."""
+        return next(iterate(self._action_spaces, self._convert_action(np.asarray(action)[None], 1)))
 
     def success(self, env_ind: int) -> bool | None:
         return self._envs[env_ind].success

@@ -9,9 +9,11 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
+from gymnasium import spaces
 
 from core.acting.validated_env import ValidatedEnv
 from core.checkpoint import model_file
@@ -22,7 +24,7 @@ from tests.reliability.test_inline import RUNS, SMALL
 from tests.reliability.test_inline import train as train_here
 from utils import api, export, run_registry
 from utils.api import TrainedRun, TrainingError, load, train
-from utils.config import command_line
+from utils.config import command_line, validation
 from utils.errors import ConfigurationError
 
 KINDS = {
@@ -113,6 +115,46 @@ def test_an_observation_of_a_wrong_shape_or_type_is_refused(observation, message
         trained("pictures").load().act(np.zeros(trained("pictures").load().spec.observation_shape))
     with pytest.raises(ValueError, match=r"state has shapes \[\], expected \[\[1, 8\], \[1, 8\], \[1\]\]: give what"):
         trained("r2d2").load().act(np.zeros(4), ())
+
+
+class Keys(gymnasium.Env):
+    """A picture and numbers in a Dict, and actions that start from 5."""
+
+    observation_space = spaces.Dict(
+        {"picture": spaces.Box(0, 255, (20, 20, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,))}
+    )
+    action_space = spaces.Discrete(3, start=5)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+def test_dicts_and_shifted_actions_of_gymnasium_are_converted(root, trained):
+    if "Keys-v0" not in gymnasium.registry:
+        gymnasium.register("Keys-v0", Keys)
+    words = ["--config", "dqn-cartpole", "--game", "Keys-v0", "--model_type", "dqn-small", "--root", str(root)]
+    options = command_line.read(words)
+    spec = validation.environment_spec(options)
+    policy = api.Policy(options, spec, options.make_agent(spec), {})
+    env = gymnasium.make("Keys-v0")
+    observation, _ = env.reset(seed=1)
+    with pytest.raises(ValueError, match=r"observation is a dict, expected an array: act\(from_gym\(observation\)\)"):
+        policy.act(observation)
+    frame = policy.from_gym(observation)
+    assert frame.shape == spec.observation_shape and frame.dtype == np.uint8
+    np.testing.assert_array_equal(frame[-8:].view(np.float32), observation["speed"])
+    action, _ = policy.act(frame)
+    assert policy.to_gym(action) == action + 5
+    env.step(policy.to_gym(action))
+    with pytest.raises(ValueError, match="speed is"):
+        policy.from_gym({**observation, "speed": np.zeros(3, np.float32)})
+    with pytest.raises(TypeError, match="env_type=catch is no environment of gymnasium"):
+        trained("pictures").load().from_gym(observation)
 
 
 @pytest.mark.parametrize(
