@@ -104,7 +104,10 @@ class Continuous(NamedTuple):
     @property
     def description(self) -> str:
         """Return what a table says of the space."""
-        return f"in {self.low.min():g} .. {self.high.max():g}"
+        ranges = dict.fromkeys(f"{low:g} .. {high:g}" for low, high in zip(self.low.flat, self.high.flat))
+        if 1 < len(ranges) <= 4:
+            return f"in {', '.join(ranges)}"
+        return f"in {self.low.min():g} .. {self.high.max():g}{', each in its own bounds' * (len(ranges) > 1)}"
 
 
 class Mixed(NamedTuple):

@@ -61,12 +61,13 @@ class Progress:
         for name in ("global/agent_steps_per_second", "global/updates_per_second"):
             self._rates[name] = (1 - SMOOTHING) * self._rates.get(name, values[name]) + SMOOTHING * values[name]
         steps, limit, left = values["global/agent_steps"], self._options.steps, self._seconds_left(values)
+        updates = values["global/updates_per_second"]
         self._parts = [  # most important first, because a narrow terminal shows the beginning only
             f"steps {count(steps)}" + (f"/{count(limit)}" if limit else ""),
             f"score {scores[0]:.2f} (best {scores[1]:.2f})" if scores else "score -",
             f"for {duration(time.monotonic() - self._began)}" if left is None else f"left {duration(left)}",
             f"{values['global/agent_steps_per_second']:,.0f} steps/s",
-            f"{values['global/updates_per_second']:,.0f} updates/s",
+            f"{updates:,.{1 if updates < 10 else 0}f} updates/s",
             f"ratio {values['global/samples_per_insert']:.2f}",
         ]
         if self._console.is_terminal:

@@ -326,8 +326,10 @@ def table(spec: EnvSpec, model: Model | None) -> Table:
     """
     columns = ("part", "space", "kind", "stored", "network")
     lines = Table(*columns, title=f"spaces of {spec.name}", **TABLE)
-    only = ObservationPart("observation", "", "picture" if spec.is_image else "vector", spec.frame.shape)
-    for part in spec.parts or [only]:
+    only = [ObservationPart("observation", "", "picture" if spec.is_image else "vector", spec.frame.shape)]
+    if spec.vector_size:
+        only.append(ObservationPart("beside it", "", "vector", (spec.vector_size,)))
+    for part in spec.parts or only:
         network = describe_torso(model, part.kind) if model is not None and part.shape else ""
         lines.add_row(part.name, part.space, part.kind, _stored(part, spec), network)
     chosen = spec.action.description + (", those that a mask allows" if spec.has_action_mask else "")

@@ -211,6 +211,8 @@ def _chosen(row: Row, words: Words, saved: SavedRun | None = None) -> tuple[Opti
         switch = f"{section}{dot}{last.removeprefix('no_')}"
         if name in known and not texts and not rows.kinds(known[name].annotation) & {bool, tuple}:
             problems.append(f"--{name} needs a value")
+        elif name in known and len(texts) > 1 and tuple not in rows.kinds(known[name].annotation):
+            problems.append(f"--{name} takes one value, not {' '.join(texts)!r}: options are written --name value")
         elif name in known:
             settings[name] = rows.from_words(texts, known[name].annotation)
         elif switch in known and not texts and bool in rows.kinds(known[switch].annotation):

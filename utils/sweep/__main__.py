@@ -73,7 +73,9 @@ def main(arguments: Sequence[str]) -> int:
         options exit with 2.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser().parse_args(arguments[:end])
+    options, unknown = parser().parse_known_args(arguments[:end])
+    if unknown:
+        parser().error(f"unrecognized arguments: {' '.join(unknown)}; options of the runs stand behind --, at the end")
     folder = Path(options.root) / "logs" / options.name
     try:
         runs = planned(options, variants(options.vary, arguments[end + 1 :]), folder)

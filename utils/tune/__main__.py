@@ -48,7 +48,9 @@ def main(arguments: Sequence[str]) -> int:
         exit with 2, an unreadable study with 3.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser().parse_args(arguments[:end])
+    options, unknown = parser().parse_known_args(arguments[:end])
+    if unknown:
+        parser().error(f"unrecognized arguments: {' '.join(unknown)}; options of the runs stand behind --, at the end")
     words = list(arguments[end + 1 :])
     try:
         library()

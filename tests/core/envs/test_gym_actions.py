@@ -71,7 +71,7 @@ def test_choices_and_numbers_become_each_part_of_a_nested_space_once():
     convert = ActionConverter(MIXED)
     assert isinstance(convert.spec, Mixed) and convert.spec.nvec == (3, 2, 4)
     assert (convert.spec.low.tolist(), convert.spec.high.tolist()) == ([-1, 0, -2], [2, 0.5, 2])
-    assert convert.spec.description == "3 choices at once among 3 x 2 x 4, and 3 numbers in -2 .. 2"
+    assert convert.spec.description == "3 choices at once among 3 x 2 x 4, and 3 numbers in -1 .. 2, 0 .. 0.5, -2 .. 2"
     drawn = random_actions(convert.spec, 200, np.random.default_rng(2))
     assert drawn.shape == (200, 6) and drawn.dtype == convert.spec.array.dtype
     actions = list(iterate(batch_space(MIXED, 200), convert(drawn, 200)))
@@ -149,4 +149,6 @@ def test_random_actions_reach_every_choice_and_descriptions_say_them():
     assert Discrete(6, (2, 3)).description == "6 actions, all combinations of 2 x 3 choices"
     assert MultiDiscrete((2,) * 16).description == "16 choices at once among 2 ^ 16"
     bounds = np.array([-1, 0], np.float32), np.array([0.5, 2], np.float32)
-    assert Continuous(*bounds).description == "in -1 .. 2"
+    assert Continuous(*bounds).description == "in -1 .. 0.5, 0 .. 2"
+    many = np.arange(5, dtype=np.float32)
+    assert Continuous(-many, many).description == "in -4 .. 4, each in its own bounds"

@@ -25,6 +25,7 @@ from core.evaluation.video import (
 )
 from core.ops.policy_distributions import Categorical, MultiCategorical
 from core.runtime.options import VideoParams
+from core.runtime.run_state import RunState
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
 from utils.config.command_line import read_options
@@ -294,7 +295,7 @@ def test_a_full_disk_ends_the_video_but_not_the_run(writes, tmp_path, monkeypatc
     context = SimpleNamespace(
         options=SimpleNamespace(video=VideoParams()),
         spec=STACK,
-        run_state=SimpleNamespace(interrupted=False),
+        run_state=RunState(1),
         make_env=lambda num_envs, **settings: drawn,
     )
     list(record_episode(context, drawn, tmp_path / "a.mp4", 5, 0))
@@ -306,7 +307,7 @@ def test_a_full_disk_ends_the_video_but_not_the_run(writes, tmp_path, monkeypatc
 
 
 def test_an_interrupted_recording_is_readable(tmp_path):
-    drawn, run_state = Drawn(), SimpleNamespace(interrupted=False)
+    drawn, run_state = Drawn(), RunState(1)
     context = SimpleNamespace(
         options=SimpleNamespace(video=VideoParams()),
         spec=STACK,
@@ -314,10 +315,11 @@ def test_an_interrupted_recording_is_readable(tmp_path):
         make_env=lambda num_envs, **settings: drawn,
     )
     for number, _ in enumerate(record_episode(context, drawn, tmp_path / "a.mp4", 9, 0), 1):
-        run_state.interrupted = number == 3
+        if number == 3:
+            run_state.stop(interrupt=True)
     assert drawn.closed
     with imageio.get_reader(tmp_path / "a.mp4") as reader:
-        assert len(list(reader.iter_data())) == 1 + 4  # including the step during which the run ended
+        assert len(list(reader.iter_data())) == 1 + 3  # the reset and the steps before the run ended
 
 
 def test_recording_is_refused_if_the_environment_cannot_render(root, monkeypatch, capsys):
