@@ -49,6 +49,7 @@ class RunStatus(NamedTuple):
     inserted: int
     sampled: int
     stopped: bool
+    restarts: int
     version: int  # of the parameters; 0 before the first
     parameters: list[Any]  # an ObjectRef, in a list so that Ray fetches the values only when they are wanted
 
@@ -201,7 +202,7 @@ class RemoteCounters(RunCounters):
 
 
 class RemoteRunState(RunState):
-    """The stop flag of the newest status; heartbeats are messages."""
+    """The stop flag and the restarts of the newest status; heartbeats are messages."""
 
     def __init__(self, connection: ServerConnection):
         self._connection = connection
@@ -209,6 +210,10 @@ class RemoteRunState(RunState):
     @property
     def stopped(self) -> bool:
         return self._connection.status.stopped
+
+    @property
+    def restarts(self) -> int:
+        return self._connection.status.restarts
 
     def heartbeat(self, process_ind: int) -> None:
         """Poll the connection, whose calls are the heartbeats."""

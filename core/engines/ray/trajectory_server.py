@@ -210,6 +210,7 @@ class TrajectoryServer:
             counters.inserted,
             counters.sampled,
             context.run_state.stopped,
+            context.run_state.restarts,
             self._version,
             self._parameters,
         )

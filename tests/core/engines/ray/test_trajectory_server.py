@@ -170,7 +170,8 @@ def test_a_replaced_actor_stores_nothing_more(line):
     playing = actor(remote_context(run_info(context), first), 0)
     while not context.counters.agent_steps:
         next(playing)
-    ServerConnection(wire, 0, 2)
+    context.run_state.count_restart()
+    assert remote_context(run_info(context), ServerConnection(wire, 0, 2)).run_state.restarts == 1
     written = context.memories[0].trajectories.written().tolist()
     with pytest.raises(StaleSenderError):
         for _ in range(200):
