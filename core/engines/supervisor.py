@@ -185,9 +185,7 @@ class Supervisor:
         saves = slot.role == "learner" and self._run_state.checkpoint_due
         if silence <= params.heartbeat_timeout * (CHECKPOINT_FACTOR if saves else 1):
             return None
-        env_ind = self._run_state.active_env(slot.process_ind)
-        where = "" if env_ind is None else f", within environment {env_ind}"
-        return f"sent no heartbeat for {silence:.0f} s (supervisor.heartbeat_timeout){where}"
+        return f"sent no heartbeat for {silence:.0f} s (supervisor.heartbeat_timeout)"
 
     def _handle_exit(self, slot: ProcessSlot, status: ExitStatus, hang_reason: str | None = None) -> None:
         """Replace a process that ended, or end the run. Do neither if its work was done."""
@@ -224,7 +222,9 @@ class Supervisor:
             self._has_lost_learner |= error is None or error.is_of_peer
             self._has_failed_learner |= error is not None and not error.is_of_peer
         if error is None:
-            return self._log(f"{name} {hang_reason or status.reason}")
+            env_ind = self._run_state.active_env(slot.process_ind)
+            where = "" if env_ind is None else f", within environment {env_ind}"
+            return self._log(f"{name} {hang_reason or status.reason}{where}")
         if error.message not in self._shown_errors:
             self._shown_errors.add(error.message)
             if not error.is_of_peer:
