@@ -209,6 +209,9 @@ def test_an_unknown_config_is_refused_with_the_valid_ones(config, refuse):
         ("--batch_size", "--agent.batch_size"),
         ("--memroy.capacity", "--memory.capacity"),
         ("--sede", "--seed"),
+        ("--agent.target_network_frequency", "--agent.target_update_period?"),
+        ("--num_envs", "--num_envs_per_actor or --evaluator.num_envs?"),
+        ("--total_timesteps", "--steps?"),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_closest(word, meant, refuse):

@@ -30,6 +30,41 @@ CHOICES = (*(type_field for type_field, _ in SECTIONS.values()), "game")
 # Lines of RUN that a row may set.
 OPEN_LINES = ("timestamp", "num_envs_per_actor", "resume", "model_file", "steps", "updates", "seconds", "target_score")
 SWITCH = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
+# What stable-baselines3 and CleanRL call options of this project: last part of the name there -> names here.
+ELSEWHERE = {
+    "anneal_lr": "agent.lr_schedule",
+    "buffer_size": "memory.capacity",
+    "clip_coef": "agent.clip_epsilon",
+    "clip_range": "agent.clip_epsilon",
+    "cuda": "device",
+    "end_e": "agent.exploration_epsilon_end",
+    "ent_coef": "agent.entropy_cost agent.temperature",
+    "env_id": "game",
+    "exploration_final_eps": "agent.exploration_epsilon_end",
+    "exploration_fraction": "agent.exploration_epsilon_steps",
+    "exploration_initial_eps": "agent.exploration_epsilon_start",
+    "learning_starts": "rate_limiter.min_replay_size",
+    "max_grad_norm": "agent.clip_norm",
+    "n_envs": "num_envs_per_actor",
+    "n_epochs": "agent.epochs",
+    "n_steps": "agent.n_step agent.unroll_length",
+    "norm_adv": "agent.normalize_advantages",
+    "num_envs": "num_envs_per_actor",
+    "num_minibatches": "agent.minibatches",
+    "num_steps": "agent.unroll_length",
+    "policy_delay": "agent.policy_update_period",
+    "policy_frequency": "agent.policy_update_period",
+    "start_e": "agent.exploration_epsilon_start",
+    "target_network_frequency": "agent.target_update_period",
+    "target_update_interval": "agent.target_update_period",
+    "tau": "agent.target_update_tau",
+    "total_timesteps": "steps",
+    "track": "logger.wandb",
+    "train_freq": "rate_limiter.samples_per_insert",
+    "train_frequency": "rate_limiter.samples_per_insert",
+    "update_epochs": "agent.epochs",
+    "vf_coef": "agent.baseline_cost",
+}
 
 P = TypeVar("P", bound="DataclassInstance")
 
@@ -232,12 +267,15 @@ def split_values(text: str, separator: str = ",") -> list[str]:
 def closest(name: str, known: Iterable[str]) -> list[str]:
     """Return the known dotted names that a misspelt name may mean, best first.
 
-    They have its last part, or the words of which that has the initials (lr), or are spelt alike.
+    They have its last part, or are called so elsewhere, or have the words of which that has the initials (lr), or are
+    spelt alike.
     """
     known, last = list(known), name.rpartition(".")[2]
     ends: dict[str, list[str]] = {}
     for candidate in known:
         ends.setdefault(candidate.rpartition(".")[2], []).append(candidate)
+    if elsewhere := [candidate for candidate in ELSEWHERE.get(last, "").split() if candidate in known]:
+        return [*elsewhere, *ends.get(last, [])]
     initials = {end: "".join(word[:1] for word in end.split("_")) for end in ends if "_" in end}
     by_initials = [candidate for end in initials if initials[end] == last for candidate in ends[end]]
     by_whole = difflib.get_close_matches(name, known, n=2, cutoff=0.75)

@@ -6,7 +6,8 @@ import pytest
 from pydantic import Field
 
 from core.common.settings import JsonText, frozen_dataclass
-from utils.config.rows import changed, closest, declared, flatten, from_words, split_values
+from utils.config.rows import ELSEWHERE, changed, closest, declared, flatten, from_row, from_words, split_values
+from utils.options import CONFIGS
 
 
 @frozen_dataclass
@@ -57,6 +58,12 @@ def test_refused_values_are_left_out_and_told_by_their_dotted_names():
         "inner.sizes": "inner.sizes=0 must be at least 1",
         "inner.loss": "inner.loss='l1' must be one of huber, squared",
     }
+
+
+def test_names_of_other_libraries_stand_for_options_that_exist():
+    known = {name for row in CONFIGS for name in declared(from_row(row)[0])}
+    assert {name for names in ELSEWHERE.values() for name in names.split()} <= known
+    assert not ELSEWHERE.keys() & {name.rpartition(".")[2] for name in known} - {"num_envs"}
 
 
 @pytest.mark.parametrize(
