@@ -346,7 +346,8 @@ def test_f53_a_process_that_exits_with_0_is_replaced(tmp_path):
     with Program(tmp_path, *FAULTY, *words, environment=faults(*leaving)) as program:
         for name in ("actor 0", "evaluator 0"):
             program.until(lambda name=name: f"{name} restarted (1 of" in program.output, 60, f"{name} to be replaced")
-            assert re.search(rf"{name} \(pid \d+\) exited with code 0 without an error message, within environment 0", program.output)
+            told = rf"{name} \(pid \d+\) exited with code 0 without an error message, within environment 0"
+            assert re.search(told, program.output)
         program.until_training(program.agent_steps() + 1_000)
         score = "evaluator/episodic_return_mean"
         program.until(lambda: any(score in row["values"] for row in program.metrics()), 30, "an evaluation")
