@@ -30,6 +30,7 @@ from core.common.exit_codes import DONE
 from core.common.processes import kill_descendants
 from core.common.system import remove_empty_compile_caches
 from core.common.terminal import Terminal, relay_output
+from core.engines.run_end import best_model_hint
 from utils import run_registry
 from utils.config.command_line import preload, read_options, refuse
 from utils.errors import ConfigurationError
@@ -89,6 +90,8 @@ def run_part(options: Options, terminal: Terminal) -> tuple[int, Options, int | 
     next_learners = getattr(engine, "next_learners", None)
     if options.mode == 1:
         run_registry.end(context.options, None if exit_code == DONE and next_learners else exit_code)
+        if exit_code == DONE and not next_learners:
+            print(best_model_hint(context.options))
     return exit_code, cast(Options, context.options), next_learners
 
 

@@ -74,12 +74,17 @@ def unsaved(context: Context) -> str:
     return f"the last write of {', '.join(names)} failed: not all that this run made is on disk" if names else ""
 
 
+def best_model_hint(options: RunOptions) -> str:
+    """Return the best model's file and the command that tests it."""
+    names = {"machine": options.machine, "timestamp": options.timestamp}
+    words = [f"--{name} {value}" for name, value in names.items() if value != getattr(type(options), name)]
+    return f"best model: {options.model_path}; test it with: {_command(options, '--mode 2', *words)}"
+
+
 def resume_command_hint(options: RunOptions) -> str:
     """Return the command that continues the run, if the run has a checkpoint."""
     if checkpoints(options.checkpoint_folder):
-        python = shlex.quote(sys.orig_argv[0])  # as the user wrote it
-        root = "" if options.root == type(options).root else f" --root {shlex.quote(options.root)}"
-        return f"continue this run with: {python} main.py --config {options.config} --resume {options.signature}{root}"
+        return f"continue this run with: {_command(options, '--resume', options.signature)}"
     learner = options.learner
     times = []
     if learner.checkpoint_steps:
@@ -88,3 +93,10 @@ def resume_command_hint(options: RunOptions) -> str:
         times.append(f"every {learner.checkpoint_period:g} s, learner.checkpoint_period")
     due = "; ".join([*times, "at the end"])
     return f"this run has no checkpoint (one is due {due}) and cannot be continued: start a new one"
+
+
+def _command(options: RunOptions, *words: str) -> str:
+    """Return the command line of main.py with these words, for the row and root of a run."""
+    python = shlex.quote(sys.orig_argv[0])  # as the user wrote it
+    root = [] if options.root == type(options).root else ["--root", shlex.quote(options.root)]
+    return " ".join([python, "main.py", "--config", options.config, *words, *root])

@@ -82,7 +82,8 @@ def test_f52_a_late_reader_sees_the_dropped_count_and_the_end(tmp_path):
     os.close(terminal)
     output = b"".join(seen).decode()
     assert "lines were dropped here: nobody read them" in output
-    assert output.rstrip().splitlines()[-1].startswith("steps ") and "left 0:00:0" in output.rstrip().splitlines()[-1]
+    progress, best = output.rstrip().splitlines()[-2:]
+    assert progress.startswith("steps ") and "left 0:00:0" in progress and best.startswith("best model: ")
     live = [line for line in output.splitlines(keepends=True) if line.startswith("steps") and line.endswith("\r")]
     assert live and {len(line) for line in live} == {100}  # one less than the terminal is wide
 

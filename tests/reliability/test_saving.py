@@ -13,7 +13,7 @@ import pytest
 
 from core.checkpoint import run_checkpoint
 from core.checkpoint.run_checkpoint import CheckpointError
-from core.engines.run_end import resume_command_hint
+from core.engines.run_end import resume_command_hint, best_model_hint
 from core.runtime.run_state import RunState
 from tests.reliability.program import SLOW, Program
 from tests.reliability.test_deaths import ENDLESS
@@ -157,6 +157,13 @@ def test_a_later_successful_write_clears_a_failed_one():
     assert run_state.failed_writers == [2]
     run_state.record_write(2, True)
     assert run_state.failed_writers == []
+
+
+def test_a_finished_run_tells_the_command_that_tests_its_model(root):
+    options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--machine", "box", "--timestamp", "one"])
+    said = best_model_hint(options)
+    assert said.startswith(f"best model: {root}/models/box_one.pth; test it with: ")
+    assert said.endswith(f" main.py --config dqn-cartpole --mode 2 --machine box --timestamp one --root '{root}'")
 
 
 def test_the_resume_hint_says_when_checkpoints_are_due(root):
