@@ -13,7 +13,7 @@ import pytest
 
 from core.checkpoint import run_checkpoint
 from core.checkpoint.run_checkpoint import CheckpointError
-from core.engines.run_end import resume_command_hint, best_model_hint
+from core.engines.run_end import best_model_hint, resume_command_hint
 from core.runtime.run_state import RunState
 from tests.reliability.program import SLOW, Program
 from tests.reliability.test_deaths import ENDLESS
