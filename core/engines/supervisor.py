@@ -34,11 +34,15 @@ CHECKPOINT_FACTOR = 10  # times as long as other processes a learner may take th
 def learner_threads(options: RunOptions) -> int:
     """Return the intra-op threads of a learner. Learners share the cores that actors leave, or all of up to four.
 
-    Those of other nodes get as many as those here.
+    OMP_NUM_THREADS, if it is set, comes before that. Learners of other nodes get as many threads as those here.
     """
+    if options.learner.threads:
+        return options.learner.threads
+    if (asked := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+        return max(int(asked), 1)
     cores = len(os.sched_getaffinity(0))
     available = cores if cores <= 4 else max(cores - options.num_actors - 1, cores // 2)
-    return options.learner.threads or max(available // len(options.learners_at_home), 1)
+    return max(available // len(options.learners_at_home), 1)
 
 
 @dataclass(eq=False)

@@ -51,8 +51,8 @@ class LearnerParams:
     """Options of every learner process."""
 
     threads: int = Field(default=0, ge=0, le=1_024)
-    """Torch threads of a learner; 0 is all cores up to 4, then what the actors leave, and one fewer if the sampling
-    thread computes targets."""
+    """Torch threads of a learner; 0 is OMP_NUM_THREADS or, if it is not set, all cores up to 4, then what the actors
+    leave, and one fewer if the sampling thread computes targets."""
     prefetch: int = Field(default=2, ge=0, le=256)
     """Batches that a thread samples ahead; 0 samples in the learner's own thread, as the inline engine always does."""
     batches_per_sample: int = Field(default=1, ge=1, le=1_024)

@@ -446,3 +446,27 @@ def test_a_signal_ends_an_elastic_run(monkeypatch):
 
     run.script = script
     assert run.supervisor.run() == 4 and run.supervisor.next_learners is None and run.said("the command")
+
+
+@pytest.mark.parametrize(
+    ("threads", "asked", "cores", "expected"),
+    [
+        (0, None, 2, 2),
+        (0, None, 16, 12),
+        (0, "1", 2, 1),
+        (0, "3", 16, 3),
+        (0, "4,2", 2, 2),
+        (0, "0", 2, 1),
+        (5, "1", 2, 5),
+    ],
+)
+def test_a_learners_threads_are_those_asked_for_or_the_cores_that_actors_leave(
+    threads, asked, cores, expected, monkeypatch
+):
+    monkeypatch.setattr(supervisor.os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    learner = SimpleNamespace(threads=threads)
+    options = SimpleNamespace(learner=learner, num_actors=3, learners_at_home=(0,))
+    assert supervisor.learner_threads(options) == expected
