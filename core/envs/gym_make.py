@@ -74,7 +74,9 @@ def _make(game: str, arguments: dict[str, Any]) -> MadeEnv:
         raise ImportError(f"{game}: {error}") from error
     except ModuleNotFoundError as error:
         missing = getattr(error.__cause__, "name", error.name)
-        what = OLD_GYM if missing == "gym" else "pip install its package, or put your module beside main.py"
+        what = OLD_GYM if missing == "gym" else "pip install the package that brings it"
+        if missing == game.partition(":")[0]:
+            what += ", or put a module of your own beside main.py"
         if missing and "." in missing and importlib.util.find_spec(missing.partition(".")[0]):
             what = f"is it a file of the package {missing.partition('.')[0]}?"
         raise ImportError(f"{game}: {error}; {what}") from error

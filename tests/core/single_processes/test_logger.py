@@ -639,7 +639,7 @@ def test_a_plain_line_is_printed_every_ten_seconds_and_last() -> None:
     assert len(lines) == 2 and lines[0] == lines[1]  # the first and the last
     assert (
         lines[0]
-        == "steps 1,000/2.00M | score 12.00 (best 15.50) | left 5:33:10 | 100 steps/s | 5 updates/s | ratio 8.00"
+        == "steps 1,000/2.00M | score 12.00 (best 15.50) | left 5:33:10 | 100 steps/s | 5.0 updates/s | ratio 8.00"
     )
 
 
