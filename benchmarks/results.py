@@ -100,8 +100,12 @@ PARTS = {
         MINATAR,
         words=(STEPS, "500000", "--evaluator.steps", "25000"),
     ),
-    "mujoco": Part("MuJoCo", ("ppo", "ddpg", "td3", "sac"), "-halfcheetah", MUJOCO),
-    "mujoco-d4pg": Part("D4PG", ("d4pg-hopper", "d4pg-halfcheetah", "d4pg-walker-walk"), seeds=1),
+    "mujoco": Part(
+        "MuJoCo", ("ppo", "ddpg", "td3", "sac"), "-halfcheetah", MUJOCO, words=("--evaluator.steps", "25000")
+    ),
+    "mujoco-d4pg": Part(
+        "D4PG", ("d4pg-hopper", "d4pg-halfcheetah", "d4pg-walker-walk"), seeds=1, words=("--evaluator.steps", "25000")
+    ),
     "pong-small": Part(
         "Pong, 42x42",
         ("dqn", "iqn", "munchausen-dqn", "munchausen-iqn", "impala", "pqn"),
