@@ -89,8 +89,9 @@ def why_not(setting: str, error: Exception) -> str:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return ", did you mean ...?" with the closest known words, or an empty string."""
-    return did_you_mean(difflib.get_close_matches(word, list(known), n=3))
+    """Return ", did you mean ...?" with the known words that are spelt alike in any case, or an empty string."""
+    lower_case = {each.lower(): each for each in known}
+    return did_you_mean(lower_case[each] for each in difflib.get_close_matches(word.lower(), lower_case, n=3))
 
 
 def did_you_mean(candidates: Iterable[str], prefix: str = "") -> str:

@@ -74,7 +74,8 @@ def find_row(config: str) -> dict[str, Any]:
     """Return the row of this name or number.
 
     Raises:
-        ConfigurationError: no such row, with those that exist in one line; or a row without a name of its own.
+        ConfigurationError: no such row, with those that are named alike or contain this name, else with all in one
+            line; or a row without a name of its own.
     """
     names: list[Any] = [row.get("name") if isinstance(row, dict) else None for row in CONFIGS]
     faults = []
@@ -89,7 +90,8 @@ def find_row(config: str) -> dict[str, Any]:
         return CONFIGS[names.index(config)]
     if config.isdecimal() and int(config) < len(CONFIGS):
         return CONFIGS[int(config)]
-    listed = ", ".join(f"{number} {name}" for number, name in enumerate(names))
+    containing = [name for name in names if config.lower() in name] or names
+    listed = ", ".join(f"{number} {name}" for number, name in enumerate(names) if name in containing)
     hint = suggestion(config, names) or f"; there are {listed}"
     raise ConfigurationError(f"config={config!r} is no row of CONFIGS{hint}")
 
