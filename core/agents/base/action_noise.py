@@ -78,4 +78,4 @@ class ActionNoise:
         return noisy.astype(np.float32)
 
     def statistics(self) -> dict[str, float]:
-        return {"noise_scale": float(self.scale.mean())}
+        return {"noise_scale": 0.0 if self._params.noise == "none" else float(self.scale.mean())}

@@ -61,6 +61,14 @@ def test_noise_stays_in_range_and_none_adds_nothing():
     np.testing.assert_array_equal(make(noise="none").explore(action, EVERYBODY), action)
 
 
+def test_the_reported_scale_is_that_of_the_noise_that_is_added():
+    reported = [
+        make(num_envs=2, noise=kind, noise_scale=0.4, noise_ladder=0.5).statistics()
+        for kind in ("gaussian", "ornstein-uhlenbeck", "none")
+    ]
+    assert reported == [{"noise_scale": pytest.approx(0.3)}] * 2 + [{"noise_scale": 0.0}]
+
+
 def test_the_noise_ladder_covers_all_actors_and_is_annealed():
     actors = [
         make(
