@@ -99,9 +99,12 @@ class Prefetcher:
         """Return the oldest batch, or None if there is none after `timeout` seconds (with depth 0: at once)."""
         if self._closed:
             raise RuntimeError("the prefetcher is closed")
-        if not self._thread:
-            return self._batches.popleft()[0] if self._batches else self._memory.sample(self._batch_size)
         started = time.perf_counter()
+        if not self._thread:
+            sampled = self._batches.popleft()[0] if self._batches else self._memory.sample(self._batch_size)
+            self._wait_seconds += time.perf_counter() - started
+            self._gets += sampled is not None
+            return sampled
         with self._changed:
             self._changed.wait_for(lambda: self._batches or self._error, timeout)
             self._raise_error()

@@ -227,6 +227,19 @@ def test_statistics_report_the_mean_wait_since_the_last_call(prefetch):
     assert prefetcher.statistics() == {"batch_wait_ms": 0}
 
 
+def test_without_a_thread_the_mean_wait_is_the_time_of_sampling(prefetch):
+    class Slow(Tape):
+        def sample(self, batch_size):
+            time.sleep(0.02)
+            return super().sample(batch_size)
+
+    prefetcher = prefetch(Slow(), depth=0)
+    for _ in range(3):
+        assert prefetcher.get(5) is not None
+    assert 20 <= prefetcher.statistics()["batch_wait_ms"] < 1_000
+    assert prefetcher.statistics() == {"batch_wait_ms": 0}
+
+
 def test_batches_of_one_draw_take_every_third_window(prefetch):
     class Recorded(PrioritizedMemory):
         def sample(self, batch_size):
