@@ -72,7 +72,7 @@ class Impact(SumLossAgent):
         statistics, sums, applied = self.minimise(batch)
         steps = sums["steps"].clamp(min=1)
         statistics["target_kl"], statistics["kl_coefficient"] = sums["target_kl"] / steps, self._kl_coefficient.clone()
-        statistics["target_abs_log_ratio"] = sums["target_abs_log_ratio"] / batch.window.rewards[:-1].numel()
+        statistics["target_abs_log_ratio"] = sums["target_abs_log_ratio"] / steps
         copied = self._update_target(self.target, self.model, self._optimizer.steps_begun, applied)
         if self.params.kl_coefficient and copied is not False:
             self._adapt_kl_coefficient(sums["target_kl"], steps, copied & applied)
@@ -111,7 +111,7 @@ class Impact(SumLossAgent):
         if params.kl_coefficient:
             loss = loss + self._kl_coefficient * target_kl
         statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy, "values": values.sum()}
-        statistics |= {"target_abs_log_ratio": (log_probs - target_log_probs).abs().sum()}
+        statistics |= {"target_abs_log_ratio": ((log_probs - target_log_probs).abs() * valid).sum()}
         statistics |= {"target_kl": target_kl, "steps": valid.sum()}
         return Loss(loss, statistics)
 

@@ -109,6 +109,18 @@ def test_loss_and_gradient_equal_the_papers(settings):
     assert 0.05 < (beta > agent.params.beta_max).mean() < 0.95
 
 
+def test_divergences_from_the_target_are_means_over_the_steps_where_an_action_was_taken():
+    batch, logits, values = random_unrolls(seed=1)
+    target_logits = random_target(logits)
+    statistics = with_target(table_agent(Impact, logits, values), target_logits).learn(batch).statistics
+    (actions, *_), lasts = columns(batch)
+    taken = [tuple(row) for row in np.argwhere(~lasts[:-1])]
+    pi, target = ({row: softmax(table[row]) for row in taken} for table in (logits, target_logits))
+    sizes = [abs(log(pi[row][actions[row]] / target[row][actions[row]])) for row in taken]
+    assert float(statistics["target_abs_log_ratio"]) == pytest.approx(np.mean(sizes))
+    assert float(statistics["target_kl"]) == pytest.approx(np.mean([divergence(target[row], pi[row]) for row in taken]))
+
+
 def test_on_policy_it_is_the_plain_policy_gradient():
     logits, values = np.log(np.tile([0.1, 0.2, 0.3, 0.4], (4, 1, 1))), np.array([[-7.0], [4], [9], [8]])
     batch = make_batch(
