@@ -6,6 +6,7 @@ Such a strategy keeps copies in slots of its own.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -157,6 +158,9 @@ class UnrollMemory(Memory):
         components = self._ordered(params)
         self.ratios = [component.ratio for component in components]
         self.strategies = [component.strategy(component.params, self) for component in components]
+        # As the replay list has them, by which users number them.
+        listed = _kept_in_rings_first(self.components(params))
+        self._listed = [strategy for _, strategy in sorted(zip(listed, self.strategies), key=lambda pair: pair[0])]
         # rate-limited strategies draw first: the others choose when the rest of the batch is there
         self._draw_order = sorted(range(len(components)), key=lambda number: not _max_reuse(components[number]))
         self._pending = [EMPTY_DRAW for _ in components]  # of the batch that is being gathered
@@ -171,7 +175,8 @@ class UnrollMemory(Memory):
     @classmethod
     def _ordered(cls, params: Any) -> list[MixtureComponent]:
         """Return the components, first those whose unrolls stay in the rings, because they are read together."""
-        return sorted(cls.components(params), key=lambda component: component.strategy.slots(component.params) > 0)
+        components = cls.components(params)
+        return [components[number] for number in _kept_in_rings_first(components)]
 
     @classmethod
     def ring_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:
@@ -308,14 +313,14 @@ class UnrollMemory(Memory):
     def statistics(self) -> dict[str, float]:
         """Return replay_steps, the steps in the rings, and the strategies' own statistics.
 
-        A name that two strategies share is numbered.
+        Of a name that several strategies share, the second one in the replay list has the suffix _2, and so on.
         """
         statistics = super().statistics()
-        for number, strategy in enumerate(self.strategies, 1):
-            statistics |= {
-                f"{name}_{number}" if name in statistics else name: value
-                for name, value in strategy.statistics().items()
-            }
+        uses = Counter(statistics.keys())
+        for strategy in self._listed:
+            for name, value in strategy.statistics().items():
+                uses[name] += 1
+                statistics[name if uses[name] == 1 else f"{name}_{uses[name]}"] = value
         return statistics
 
     # checkpoint -------------------------------------------------------------------------------------------------------
@@ -357,6 +362,13 @@ def concatenate_windows(windows: Sequence[Window]) -> Window:
     extras = {name: torch.cat([window.extras[name] for window in windows], 1) for name in windows[0].extras}
     states = tuple(torch.cat(tensors) for tensors in zip(*(window.states for window in windows)))
     return Window._make([*fields, extras, states])
+
+
+def _kept_in_rings_first(components: Sequence[MixtureComponent]) -> list[int]:
+    """Return the positions of components, first of those whose unrolls stay in the rings."""
+    return sorted(
+        range(len(components)), key=lambda number: components[number].strategy.slots(components[number].params) > 0
+    )
 
 
 def _max_reuse(component: MixtureComponent) -> int | None:

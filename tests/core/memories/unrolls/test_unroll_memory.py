@@ -262,6 +262,23 @@ def test_statistics_of_two_strategies_of_a_kind_are_separate():
     assert (statistics["feature_replay_size"], statistics["feature_replay_size_2"]) == (3, 5)
 
 
+def test_shared_names_are_numbered_in_the_order_of_the_replay_list():
+    memory = make(
+        MixedMemory,
+        mixed(
+            {"type": "queue", "capacity": 2},
+            {"type": "elite", "capacity": 3},  # keeps copies, so its unrolls are read last
+            {"type": "attentive", "capacity": 5},
+            {"type": "attentive", "capacity": 7},
+        ),
+        batch_size=4,
+    )
+    CodedActor(memory, 0).write(8)
+    memory.sample(4)
+    sizes = {name: size for name, size in memory.statistics().items() if name.startswith("feature_replay_size")}
+    assert sizes == {"feature_replay_size": 3, "feature_replay_size_2": 5, "feature_replay_size_3": 7}
+
+
 @pytest.mark.parametrize(
     ("memory_type", "params", "names"),
     [
