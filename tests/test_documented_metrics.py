@@ -1,5 +1,6 @@
 """docs/observability.md names every metric that runs write, and no other."""
 
+import json
 import re
 from pathlib import Path
 
@@ -28,6 +29,19 @@ def documented():
     return names
 
 
+def reporters():
+    """Return the column "reported by" of each row of learner/, by "learner/name"."""
+    rows = PAGE[PAGE.index("| `learner/`") : PAGE.index("## Files")].splitlines()[2:]
+    columns = [row.strip("| ").split(" | ") for row in rows if row.startswith("| `")]
+    return {f"learner/{name}": column[1] for column in columns for name in re.findall(r"`(\w+)`", column[0])}
+
+
+def is_reporter(names, column):
+    """Return True if the column names one of these agents, memories and members of a replay list."""
+    named = {*re.findall(r"`([\w.]+)`", column)}
+    return not names & named if column.startswith("all") else bool(names & named)
+
+
 def test_no_metric_is_documented_that_the_code_does_not_report():
     for name in documented():
         stem = re.sub(r"(_per_second|_mean|_std|_median)$", "", name.partition("/")[2])
@@ -40,3 +54,8 @@ def test_every_metric_of_a_run_is_documented(name, tmp_path):
     context = train(tmp_path, *RUNS[name], "--steps", "400", *often)
     written = {re.sub(r"_\d+$", "", metric) for values in metrics(context) for metric in values}
     assert written and written <= documented()
+    options = context.options
+    members = json.loads(getattr(options.memory, "replay_parameters", "[]"))
+    names = {options.agent_type, options.memory_type, *(member["type"] for member in members)}
+    columns = reporters()
+    assert [metric for metric in written & columns.keys() if not is_reporter(names, columns[metric])] == []
