@@ -54,7 +54,14 @@ class LogRings:
         return self._epoch_offset + time.monotonic()
 
     def write(self, process_ind: int, values: Mapping[str, float], step: int) -> None:
-        """Report values now. Only process_ind itself may call this."""
+        """Report values now. Only process_ind itself may call this.
+
+        Raises:
+            ValueError: a name is too long. Cut, two names could become one.
+        """
+        for name in values:
+            if len(name.encode()) > NAME_BYTES:
+                raise ValueError(f"the name of metric {name!r} is longer than {NAME_BYTES} bytes")
         now = self.now()
         self.append(process_ind, [Record(name, value, step, now) for name, value in values.items()])
 

@@ -53,3 +53,12 @@ def test_a_process_that_dies_within_a_report_leaves_the_records_before_it():
     assert [record.value for record in records] == list(range(2, CAPACITY)) and dropped == 2
     logs.write(0, {"value": 9.0}, 9)
     assert [record.value for record in logs.drain_process(0)[0]] == [9.0]
+
+
+def test_a_name_that_does_not_fit_is_refused():
+    """Cut, two names with one beginning would become one metric."""
+    logs, longest = LogRings(1, CAPACITY), "learner/" + "x" * 56
+    logs.write(0, {longest: 1.0}, 0)
+    with pytest.raises(ValueError, match=f"metric '{longest}x' is longer than 64 bytes"):
+        logs.write(0, {"learner/loss": 1.0, longest + "x": 2.0}, 0)
+    assert [record.name for record in logs.drain()[0]] == [longest]
