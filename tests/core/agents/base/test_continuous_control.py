@@ -102,6 +102,22 @@ def test_noisy_actions_stay_within_the_bounds_of_the_space(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_dropout_and_batch_norm_of_a_policy_work_in_updates_only(kind):
+    agent = make_agent(kind, learner=False, noise="none")
+    agent.model.policy = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.5), agent.model.policy)
+    observation = timestep(np.ones((1, 5), np.float32))
+    first = agent.act(observation, (), None).action  # one environment, of which no variance is computed
+    for _ in range(5):
+        np.testing.assert_array_equal(agent.act(observation, (), None).action, first)
+    agent.init_learner()
+    assert agent.model.training and agent.target.training
+    agent.act(observation, (), None)
+    for seed in range(2):  # TD3's policy learns in the second update
+        agent.learn(make_batch(agent, seed=seed))
+    assert agent.model.training and agent.model.policy[0].num_batches_tracked > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_stored_action_is_read_as_the_policy_gave_it(kind):
     agent = make_agent(kind, space(4, low=-2.0, high=6.0), noise="none")
     inside = np.random.default_rng(0).uniform(-1, 1, (9, 4)).astype(np.float32)
