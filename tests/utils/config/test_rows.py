@@ -63,7 +63,7 @@ def test_refused_values_are_left_out_and_told_by_their_dotted_names():
 def test_names_of_other_libraries_stand_for_options_that_exist():
     known = {name for row in CONFIGS for name in declared(from_row(row)[0])}
     assert {name for names in ELSEWHERE.values() for name in names.split()} <= known
-    assert not ELSEWHERE.keys() & {name.rpartition(".")[2] for name in known} - {"num_envs"}
+    assert not ELSEWHERE.keys() & {name.rpartition(".")[2] for name in known} - {"alpha", "num_envs"}
 
 
 @pytest.mark.parametrize(
@@ -194,3 +194,24 @@ def test_a_misspelt_option_finds_the_closest():
     assert closest("num_actor", known)[0] == "num_actors"
     assert closest("agent.lr", [*known, "agent.lr_end"]) == ["agent.learning_rate", "agent.lr_end"]
     assert closest("zzzzzz", known) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "word", "meant"),
+    [
+        ("sac-pendulum", "alpha", ["agent.temperature"]),
+        ("sac-pendulum", "agent.autotune", ["agent.learn_temperature"]),
+        ("sac-pendulum", "policy_lr", ["agent.learning_rate"]),
+        ("sac-pendulum", "q_lr", ["agent.critic_learning_rate"]),
+        ("sac-pendulum", "gradient_steps", ["rate_limiter.samples_per_insert"]),
+        ("sac-pendulum", "net_arch", ["model.hidden"]),
+        ("sac-pendulum", "learning_starts", ["rate_limiter.min_replay_size", "agent.random_exploration_steps"]),
+        ("dqn-cartpole", "learning_starts", ["rate_limiter.min_replay_size"]),
+        ("td3-pendulum", "policy_noise", ["agent.smoothing_scale"]),
+        ("td3-pendulum", "target_noise_clip", ["agent.smoothing_clip"]),
+        ("td3-pendulum", "exploration_noise", ["agent.noise_scale"]),
+    ],
+)
+def test_names_of_continuous_control_elsewhere_are_answered_by_ours(config, word, meant):
+    row = next(row for row in CONFIGS if row["name"] == config)
+    assert closest(word, declared(from_row(row)[0])) == meant
