@@ -231,6 +231,11 @@ class Agent(ABC):
         return None
 
     # learning ---------------------------------------------------------------------------------------------------------
+    def set_training(self, training: bool) -> None:
+        """Switch dropout and batch statistics of the model on (learning) or off (acting)."""
+        if self.model.training != training:
+            self.model.train(training)
+
     def _make_target(self) -> Model:
         """Return a frozen copy of the model."""
         return copy.deepcopy(self.model).requires_grad_(False)

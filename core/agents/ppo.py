@@ -140,6 +140,7 @@ class PPO(RolloutAgent, ActorCriticAgent):
         return super().unroll(window, model)
 
     def learn(self, batch: Batch) -> LearnerOutput:
+        self.set_training(True)
         window = batch.window.to(self.device)
         samples, statistics = self._samples(window, batch.on_policy)
         learnt, applied = self._epochs.learn(

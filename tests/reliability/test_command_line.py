@@ -521,7 +521,9 @@ def test_all_rows_are_listed_only_if_none_is_close(refuse):
     assert "did you mean dqn-cartpole" in line and "there are" not in line
     assert "did you mean dqn-cartpole or " in refuse("--config", "DQN-CartPole")[0]
     assert "; there are 0 dqn-pong-small, 1 " in refuse("--config", "nothing-alike")[0]
-    assert re.search(r"; there are \d+ sac-pendulum, \d+ sac-halfcheetah, \d+ sac-point-maze$", refuse("--config", "SAC")[0])
+    assert re.search(
+        r"; there are \d+ sac-pendulum, \d+ sac-halfcheetah, \d+ sac-point-maze$", refuse("--config", "SAC")[0]
+    )
 
 
 def test_a_run_that_has_made_its_steps_asks_for_more(read, refuse, capsys):

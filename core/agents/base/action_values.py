@@ -96,9 +96,8 @@ class ActionValueAgent(Agent):
     _noise_per_row = False  # of the model's noisy layers
 
     def set_training(self, training: bool, acting: bool = False) -> None:
-        """Switch the noise of noisy layers on (acting in training, learning) or off (evaluations)."""
-        if self.model.training != training:
-            self.model.train(training)
+        """Switch noisy layers, dropout and batch statistics on (acting in training, learning) or off (evaluations)."""
+        super().set_training(training)
         if self._noise_per_row != acting:
             draw_noise_per_row(self.model, acting)
             self._noise_per_row = acting

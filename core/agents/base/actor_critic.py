@@ -133,11 +133,13 @@ class ActorCriticAgent(Agent):
 
     @torch.inference_mode()
     def features(self, window: Window) -> Tensor:
+        self.set_training(False)
         return self.unroll(window.to(self.device))[0].features[:-1]
 
     # acting -----------------------------------------------------------------------------------------------------------
     @torch.inference_mode()
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
+        self.set_training(False)
         output, state = self.model(on_device(timestep.observation, self.device), state)
         legal = None if timestep.action_mask is None else on_device(timestep.action_mask, self.device)
         output = output._replace(logits=mask_actions(output.logits, legal))
@@ -220,6 +222,7 @@ class SumLossAgent(ActorCriticAgent):
             Statistics that all actor-critics report, the sums over steps that `loss` gave, and whether the step was
             taken.
         """
+        self.set_training(True)
         total, grad_norm, applied = self._optimizer.minimise(
             len(batch.weights), lambda part: self.loss(slice_batch(batch, part))
         )

@@ -105,17 +105,12 @@ class ContinuousControl(Agent):
     @torch.inference_mode()
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         """Return the actions that are executed and stored: with noise, clipped, in the units of the space."""
-        self._set_training(False)
+        self.set_training(False)
         output, state = self.model(on_device(timestep.observation, self.device), state)
         action = self.sample_action(output, exploration is not None).cpu().numpy()
         if exploration is not None:
             action = exploration.explore(action, timestep.first)
         return ActorOutput(self.action_range.to_space(torch.from_numpy(action)).numpy(), {}, state)
-
-    def _set_training(self, training: bool) -> None:
-        """Switch the dropout and batch statistics of the model on (learning) or off (acting)."""
-        if self.model.training != training:
-            self.model.train(training)
 
     def greedy(self, output: Tensor, legal: Tensor | None = None) -> dict[str, Tensor]:
         return {"action": self.action_range.to_space(self.sample_action(output, False))}
@@ -129,7 +124,7 @@ class ContinuousControl(Agent):
     # learning ---------------------------------------------------------------------------------------------------------
     def init_learner(self) -> None:
         params = self.params
-        self._set_training(True)
+        self.set_training(True)
         self.target: PolicyAndCritic = self._make_target()  # type: ignore[assignment]
         self.online_vectors, self.target_vectors = FlatParameters(self.model), FlatParameters(self.target)
         self.policy_optimizer = Optimizer(
@@ -174,7 +169,7 @@ class ContinuousControl(Agent):
         """
 
     def learn(self, batch: Batch) -> LearnerOutput:
-        self._set_training(True)
+        self.set_training(True)
         transitions = self.transitions(batch)
         weights = batch.weights.to(self.device)  # [B]
 

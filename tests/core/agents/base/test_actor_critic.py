@@ -16,7 +16,7 @@ from core.models.actor_critic import MLPAC, MLPACParams
 from core.specs import ArraySpec
 from core.trajectory.ring_buffer import Layout
 from core.types import TimeStep, restart
-from tests.core.agents.unrolls import A, random_unrolls, table_agent
+from tests.core.agents.unrolls import SPEC, A, Table, random_unrolls, table_agent
 from tests.core.tapes import RandomPlay
 
 POLICIES = np.array(
@@ -187,3 +187,26 @@ def test_an_action_that_became_much_likelier_skips_no_update(kind, last):
     before = agent.model.logits.detach().clone()
     assert not agent.learn(batch).skipped
     assert torch.isfinite(agent.model.logits).all() and not torch.equal(agent.model.logits, before)
+
+
+class DropoutTable(Table):
+    """Drop half of the logits in training mode."""
+
+    def forward(self, observation, state):
+        output, state = super().forward(observation, state)
+        return output._replace(logits=torch.nn.functional.dropout(output.logits, 0.5, self.training)), state
+
+
+@pytest.mark.parametrize("agent_class", [Impala, Impact, PPO])
+def test_dropout_is_active_in_updates_only(agent_class):
+    batch, logits, values = random_unrolls(seed=1)
+    params = agent_class.Params(unroll_length=len(values) - 1, batch_size=values.shape[1])
+    agent = agent_class(params, SPEC, lambda: DropoutTable(logits, values))
+    timestep = seen(range(values.size))
+    agent.init_learner()
+    acted = agent.act(timestep, (), None).extras["logits"]
+    np.testing.assert_array_equal(acted, agent.model.logits.detach())
+    agent.learn(batch)
+    assert agent.model.training
+    assert (agent.unroll(batch.window)[0].logits == 0).float().mean() > 0.4
+    np.testing.assert_array_equal(agent.act(timestep, (), None).extras["logits"], agent.model.logits.detach())
