@@ -173,7 +173,8 @@ class RateLimiterParams:
     """Options of the pace: the samples per insert, and the step at which learning starts."""
 
     samples_per_insert: float | None = Field(default=8.0, gt=0, le=1e6)
-    """Samples learnt from for each agent step stored (Nature DQN: 32 / 4)."""
+    """Samples learnt from for each agent step stored (Nature DQN: 32 / 4). Over agent.batch_size it is the number
+    of updates for each agent step, so a change of one may need a change of the other."""
     min_replay_size: int = Field(default=20_000, ge=1, le=10**10)
     """Agent steps that actors make before the first update."""
     error_buffer: int = Field(default=1_000, ge=1, le=10**10)

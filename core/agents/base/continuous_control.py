@@ -45,7 +45,7 @@ class ControlAgentParams(ActionNoiseParams, OptimizerParams, AgentParams):
     target_update_tau: float = Field(default=0.005, gt=0, le=1)
     """Weight of the online network in an update of the targets; 1 copies it (DDPG: 0.001)."""
     policy_update_period: int = Field(default=1, ge=1, le=10_000)
-    """Updates of the critic for one of policy and targets (TD3: 2)."""
+    """Updates of the critic for one of policy and targets, which move at these updates only (TD3: 2)."""
 
 
 class CriticLosses(NamedTuple):
