@@ -184,10 +184,11 @@ def test_the_runs_cover_every_agent():
 def test_f34_a_seed_determines_the_weights(tmp_path, name):
     actors = "1" if name in ("ppo", "pqn", "masks") else "2"  # whose batch is an unroll of every environment
     arguments = (*RUNS[name], "--steps", "400", "--num_actors", actors)
-    first, second = (saved(train(tmp_path / name, *arguments)) for name in ("a", "b"))
-    context = train(tmp_path / "c", *arguments, "--seed", "2")
+    first = saved(train(tmp_path / "a", *arguments))
+    context = train(tmp_path / "b", *arguments, "--seed", "2")
     other = saved(context)
-    assert not differences(first["agent"], second["agent"])
+    if name in QUICK:  # of the others, the next test compares two runs of a seed
+        assert not differences(first["agent"], saved(train(tmp_path / "c", *arguments))["agent"])
     weights, _ = model_file.load_weights(context.options.checkpoint_folder)
     model_file.load_into(model := context.make_agent().model, weights, context.options.checkpoint_folder)
     # a checkpoint of every agent is a model to test
