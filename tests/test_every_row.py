@@ -26,7 +26,7 @@ def test_every_config_plays_learns_and_saves_a_model(tmp_path, name):
     row = next(row for row in CONFIGS if row["name"] == name)
     words = [] if row["memory_type"] in ("mixed", "rollouts") else ["--memory.capacity", "500"]
     if row["memory_type"] == "rollouts":
-        words += ["--agent.unroll_length", "20"]
+        words += ["--agent.unroll_length", "20", "--agent.epochs", "1"]  # test_inline.py runs several epochs
     if row["agent_type"] in ("impala", "impact"):
         words += ["--agent.unroll_length", "5"]
     if row["memory_type"] in ("shared", "prioritized"):

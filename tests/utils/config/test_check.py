@@ -79,7 +79,8 @@ def test_every_kind_of_config_passes_and_leaves_no_file(name, options, root, all
     descriptors, children = set(os.listdir("/proc/self/fd")), multiprocessing.active_children()
     short = (*(SHORT if "r2d2" in name else ()), "--actor.num_env_splits", "1")
     if next(row for row in CONFIGS if row["name"] == name)["memory_type"] == "rollouts":
-        short = (*short, "--agent.batch_size", "0", "--agent.unroll_length", "20")  # 0: one unroll of each environment
+        # 0: one unroll of each environment
+        short = (*short, "--agent.batch_size", "0", "--agent.unroll_length", "20", "--agent.epochs", "1")
     check(options("--config", name, *SMALL, *short), seconds=0)
     printed = capsys.readouterr().out
     assert f"{name}: no problem found" in printed and "shapes, dtypes, values, ends are right" in printed
