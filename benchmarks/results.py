@@ -263,12 +263,17 @@ def games_table(part: Part, late: Mapping[str, Array]) -> str:
 
 
 def panels(part: Part, by_label: Mapping[str, Sequence[curves.Run]]) -> dict[str, list[curves.Run]]:
-    """Return runs by row, whose curves are those of the games; rows that lack a game are left out."""
+    """Return runs by row, whose curves are those of the games.
+
+    The games are those of the row that has most of them, and rows that lack one of these are left out.
+    """
     if not part.games:
         return {label: [_only(run, curves.SCORE) for run in same] for label, same in by_label.items()}
     rows = dict[str, list[curves.Run]]()
+    played = {row: [game for game in part.games if part.label(row, game) in by_label] for row in part.rows}
+    shown = max(played.values(), key=len)
     for row in part.rows:
-        games = {game: by_label.get(part.label(row, game), ()) for game in part.games}
+        games = {game: by_label.get(part.label(row, game), ()) for game in shown}
         seeds = min(map(len, games.values()))
         rows[row] = [
             curves.Run(f"{row}-{seed}", {}, {game: runs[seed].curves[curves.SCORE] for game, runs in games.items()})
@@ -296,6 +301,8 @@ def over_games(part: Part, late: Mapping[str, Array]) -> dict[str, list[Array]]:
     """
     games = [{row: late[label] for row in part.rows if (label := part.label(row, game)) in late} for game in part.games]
     complete = [row for row in part.rows if all(len(game.get(row, ())) > 1 for game in games)]
+    if not complete:
+        return {}
     best = [max(scores.mean() for scores in game.values()) for game in games]
     return {row: [game[row] / most for game, most in zip(games, best)] for row in complete}
 

@@ -128,6 +128,21 @@ def test_an_evaluation_at_the_beginning_of_the_late_share_counts(monkeypatch, tm
     assert {run.name for run in curves.read([tmp_path / "tiny.csv"], [curves.SCORE])} == {"dqn-seed1", "former-seed1"}
 
 
+def test_games_that_no_row_has_yet_are_left_out(monkeypatch, tmp_path):
+    """The first games of a long part are written as soon as they are complete."""
+    part = Part("Two rows", ("dqn", "iqn"), "-cartpole", ("x", "y", "z"), words=("--steps", "1000"))
+    monkeypatch.setattr(results, "PARTS", {"tiny": part})
+    drawn = []
+    monkeypatch.setattr(figures, "draw_curves", lambda groups, *arguments: drawn.append(groups))
+    monkeypatch.setattr(figures, "save", lambda *arguments: [])
+    data = [f"{label}-seed1,{step},1.0,9.0,0,9.0" for label in ("x-dqn", "y-dqn", "x-iqn") for step in (500, 1000)]
+    (tmp_path / "tiny.csv").write_text("\n".join(["run,step,seconds,mean,std,median", *data, ""]))
+    results.write("tiny", [], tmp_path)
+    (groups,) = drawn  # of the games of the row that has most of them
+    assert {row: list(run.curves) for row, (run,) in groups.items()} == {"dqn": ["x", "y"]}
+    assert "| dqn | 9.0 | 9.0 |  |\n| iqn | 9.0 |  |  |" in (tmp_path / "tiny-summary.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
