@@ -58,7 +58,6 @@ class LocalLauncher(Launcher):
     def start(self, role: str, index: int, threads: int) -> "LocalProcess":
         """Fork or spawn a process. Raises OSError if there is no process or file descriptor for it."""
         receiver, sender = connection.Pipe(duplex=False)
-        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # of what environments start
         server = fork_server.server_pid()
         process = (fork_server.ForkedProcess if server else get_context("spawn").Process)(
             target=main,
@@ -156,6 +155,7 @@ def main(
     mark_forks()
     reuse_freed_memory()
     use_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # of what environments start
     try:
         # Without line buffering the reader of a pipe would get whole pages only.
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from core.common.exit_codes import BAD_OPTIONS, DONE, TRAINING_FAILED
 from core.distributed.learner_group import PeerLostError
@@ -104,3 +105,22 @@ def test_a_process_exits_at_once_with_the_code_of_its_work(process, exit_code, t
     finally:
         started.kill()
         started.join()
+
+
+def tell_threads(context, index):
+    yield from ()
+    raise ValueError(f"{torch.get_num_threads()} {os.environ['OMP_NUM_THREADS']} {os.environ['MKL_NUM_THREADS']}")
+
+
+def test_threads_are_those_of_a_process_and_not_of_the_next_ones(monkeypatch):
+    """The learner starts last, and asks for its threads by main's OMP_NUM_THREADS."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = dict(os.environ)
+    launcher = local.LocalLauncher(SimpleNamespace(process_ind=ind, run_state=Beats()), {"actor": tell_threads})
+    try:
+        process = launcher.start("actor", 0, 1)
+        assert dict(os.environ) == before
+        process.join()
+        assert process.poll().error.message == "ValueError: 1 1 1"
+    finally:
+        launcher.close()
