@@ -32,6 +32,8 @@ from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of, se
 
 MINATAR = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
+# Runs of hours are resumed, and must not lose their replay then.
+LONG_CONTROL = "--evaluator.steps", "25000", "--learner.checkpoint_replay", "True"
 STEPS, RELATIVE = "--steps", "score / score of the best row"
 
 
@@ -100,12 +102,8 @@ PARTS = {
         MINATAR,
         words=(STEPS, "500000", "--evaluator.steps", "25000"),
     ),
-    "mujoco": Part(
-        "MuJoCo", ("ppo", "ddpg", "td3", "sac"), "-halfcheetah", MUJOCO, words=("--evaluator.steps", "25000")
-    ),
-    "mujoco-d4pg": Part(
-        "D4PG", ("d4pg-hopper", "d4pg-halfcheetah", "d4pg-walker-walk"), seeds=1, words=("--evaluator.steps", "25000")
-    ),
+    "mujoco": Part("MuJoCo", ("ppo", "ddpg", "td3", "sac"), "-halfcheetah", MUJOCO, words=LONG_CONTROL),
+    "mujoco-d4pg": Part("D4PG", ("d4pg-hopper", "d4pg-halfcheetah", "d4pg-walker-walk"), seeds=1, words=LONG_CONTROL),
     "pong-small": Part(
         "Pong, 42x42",
         ("dqn", "iqn", "munchausen-dqn", "munchausen-iqn", "impala", "pqn"),
