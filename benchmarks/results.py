@@ -97,7 +97,7 @@ PARTS = {
     ),
     "minatar-value": Part(
         "Value learning on MinAtar, five games",
-        ("dqn", "iqn", "munchausen-iqn", "rainbow", "btr", "r2d2", "pqn"),
+        ("dqn", "apex", "iqn", "munchausen-iqn", "rainbow", "btr", "r2d2", "pqn"),
         "-minatar-breakout",
         MINATAR,
         words=(STEPS, "500000", "--evaluator.steps", "25000"),
