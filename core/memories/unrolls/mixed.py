@@ -85,7 +85,7 @@ class MixedMemory(UnrollMemory):
     def problems(cls, params: MixedParams, batch_size: int) -> list[str]:
         errors = _read(params.replay_parameters)[1]
         if not errors:
-            components = cls._ordered(params)
+            components = cls.components(params)
             counts = shares([component.ratio for component in components], batch_size)
             errors = [
                 f"a sample_ratio of {component.ratio:g} is no unroll of a batch of {batch_size}"

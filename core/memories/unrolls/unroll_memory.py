@@ -155,14 +155,14 @@ class UnrollMemory(Memory):
         check_whole_chunks(layout, window)
         super().__init__(params, layout, window, seed)
         self.shared = SharedArrays({"taken": ArraySpec((1,), "int64")})  # unrolls that have left a queue
-        components = self._ordered(params)
+        components = self.components(params)
         self.ratios = [component.ratio for component in components]
         self.strategies = [component.strategy(component.params, self) for component in components]
-        # As the replay list has them, by which users number them.
-        listed = _kept_in_rings_first(self.components(params))
-        self._listed = [strategy for _, strategy in sorted(zip(listed, self.strategies), key=lambda pair: pair[0])]
+        numbers = range(len(components))
         # rate-limited strategies draw first: the others choose when the rest of the batch is there
-        self._draw_order = sorted(range(len(components)), key=lambda number: not _max_reuse(components[number]))
+        self._draw_order = sorted(numbers, key=lambda number: not _max_reuse(components[number]))
+        # in a batch, unrolls in the rings come first, because they are read together
+        self._batch_order = sorted(numbers, key=lambda number: self.strategies[number].store is not self.trajectories)
         self._pending = [EMPTY_DRAW for _ in components]  # of the batch that is being gathered
         self._seen = np.zeros(layout.num_actors, np.int64)  # chunks that the strategies have seen
 
@@ -171,12 +171,6 @@ class UnrollMemory(Memory):
     @abstractmethod
     def components(cls, params: Any) -> list[MixtureComponent]:
         """Return the strategies and their shares."""
-
-    @classmethod
-    def _ordered(cls, params: Any) -> list[MixtureComponent]:
-        """Return the components, first those whose unrolls stay in the rings, because they are read together."""
-        components = cls.components(params)
-        return [components[number] for number in _kept_in_rings_first(components)]
 
     @classmethod
     def ring_steps(cls, params: Any, batch_size: int, length: int, num_actors: int) -> int:
@@ -205,7 +199,7 @@ class UnrollMemory(Memory):
 
     @classmethod
     def problems(cls, params: Any, batch_size: int) -> list[str]:
-        components = cls._ordered(params)
+        components = cls.components(params)
         counts = shares([component.ratio for component in components], batch_size)
         return [
             problem
@@ -279,14 +273,14 @@ class UnrollMemory(Memory):
 
         If writers reached some of them meanwhile, drop these and return None.
         """
-        pairs = list(zip(self.strategies, self._pending))
+        pairs = [(self.strategies[number], self._pending[number]) for number in self._batch_order]
         in_rings = [pending for strategy, pending in pairs if strategy.store is self.trajectories]
         windows = []
         if in_rings:
             keys = _concatenate_draws(in_rings).keys
             windows.append(self.trajectories.gather(*keys, self.window))
             if not self.trajectories.still_valid(*keys).all():
-                self._pending = [self._still_valid(strategy, pending) for strategy, pending in pairs]
+                self._pending = [self._still_valid(*pair) for pair in zip(self.strategies, self._pending)]
                 return None
         return windows + [
             strategy.store.gather(*pending.keys, self.window)
@@ -304,7 +298,7 @@ class UnrollMemory(Memory):
 
     def _batch(self, windows: Sequence[Window]) -> Batch:
         """Return the pending unrolls as a batch; afterwards none is pending."""
-        keys, fresh = _concatenate_draws(self._pending)
+        keys, fresh = _concatenate_draws([self._pending[number] for number in self._batch_order])
         self._pending = [EMPTY_DRAW for _ in self.strategies]
         for strategy in self.strategies:
             strategy.on_batch_complete()
@@ -317,7 +311,7 @@ class UnrollMemory(Memory):
         """
         statistics = super().statistics()
         uses = Counter(statistics.keys())
-        for strategy in self._listed:
+        for strategy in self.strategies:
             for name, value in strategy.statistics().items():
                 uses[name] += 1
                 statistics[name if uses[name] == 1 else f"{name}_{uses[name]}"] = value
@@ -362,13 +356,6 @@ def concatenate_windows(windows: Sequence[Window]) -> Window:
     extras = {name: torch.cat([window.extras[name] for window in windows], 1) for name in windows[0].extras}
     states = tuple(torch.cat(tensors) for tensors in zip(*(window.states for window in windows)))
     return Window._make([*fields, extras, states])
-
-
-def _kept_in_rings_first(components: Sequence[MixtureComponent]) -> list[int]:
-    """Return the positions of components, first of those whose unrolls stay in the rings."""
-    return sorted(
-        range(len(components)), key=lambda number: components[number].strategy.slots(components[number].params) > 0
-    )
 
 
 def _max_reuse(component: MixtureComponent) -> int | None:
