@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.selection import slow_except
 from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import create_context
@@ -68,9 +67,8 @@ def mixed(share: float, **rule) -> tuple[str, ...]:
     return "--memory_type", "mixed", "--memory.replay_parameters", json.dumps(replay)
 
 
-@pytest.mark.parametrize("overflow", slow_except(["block"], ["block", "keep_latest", "keep_oldest", "alternating"]))
-def test_v_trace_learns_catch_from_a_queue(tmp_path, overflow):
-    assert best_score(tmp_path, *CATCH, "--memory.on_full", overflow) >= 0.9
+def test_v_trace_learns_catch_from_a_queue(tmp_path):
+    assert best_score(tmp_path, *CATCH) >= 0.9
 
 
 @pytest.mark.slow
