@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,18 @@ GREEDY = {"mlp-ac": {"evaluation": "greedy"}}
 REMEMBERS = ("mlp-ac", "impala-cnn")  # actor-critics whose LSTM is optional
 # torch.onnx has no adaptive pooling, so that the export of these is refused
 POOLED = ("dqn-resnet", "rainbow-resnet", "iqn-resnet")
+# The head of each is exported on another torso, and its torso with another head.
+COMBINED = (
+    "dqn-small",
+    "dqn-minatar",
+    "rainbow-cnn",
+    "rainbow-minatar",
+    "iqn-cnn",
+    "iqn-small",
+    "r2d2-cnn",
+    "r2d2-small",
+)
+COMBINED += ("minatar-ac", "ddpg-cnn", "d4pg-cnn", "td3-cnn")
 
 
 def spec_of(name: str, continuous: bool = False, vector: int = 0) -> EnvSpec:
@@ -92,14 +105,22 @@ def frames(pictures, vectors):
     return np.concatenate([pictures.reshape(*vectors.shape[:-1], -1), vectors.view(np.uint8)], -1)
 
 
-@pytest.mark.slow
+def marked(name: str, *parts: bool | int) -> Any:
+    return pytest.param(
+        name, *parts, marks=pytest.mark.learn if name in COMBINED and parts[-1] == 0 else pytest.mark.slow
+    )
+
+
 @pytest.mark.parametrize(
     "name, lstm, continuous, vector",
     [
-        *((name, False, False, 0) for name in ModelsDict if name not in POOLED),
-        *((name, True, False, 0) for name in REMEMBERS),
-        ("mlp-ac", False, True, 0),
-        *((name, False, False, 3) for name in ("dqn-small", "iqn-minatar", "r2d2-minatar", "small-ac", "sac-cnn")),
+        *(marked(name, False, False, 0) for name in ModelsDict if name not in POOLED),
+        *(marked(name, True, False, 0) for name in REMEMBERS),
+        marked("mlp-ac", False, True, 0),
+        *(
+            marked(name, False, False, 3)
+            for name in ("dqn-small", "iqn-minatar", "r2d2-minatar", "small-ac", "sac-cnn")
+        ),
     ],
 )
 def test_onnxruntime_gives_what_torch_gives(name, lstm, continuous, vector, tmp_path):
