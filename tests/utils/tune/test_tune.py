@@ -86,9 +86,8 @@ def test_an_option_has_one_range_or_one_value(root):
     assert "agent.gamma" not in [part.name for part in ranges(options(root), [], {"agent.gamma": ["0.9"]})]
 
 
-@pytest.mark.parametrize("row", CONFIGS, ids=lambda row: row["name"])
-def test_every_config_has_valid_default_ranges(row):
-    assert len(ranges(from_row(row)[0], [])) > 3
+def test_every_config_has_valid_default_ranges():
+    assert [row["name"] for row in CONFIGS if len(ranges(from_row(row)[0], [])) <= 3] == []
 
 
 # studies ----------------------------------------------------------------------------------------------------------
