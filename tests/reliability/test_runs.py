@@ -98,7 +98,7 @@ def test_a_damaged_run_json_hides_only_its_own_run(options, root):
     assert [found.signature for found in run_registry.all_runs(str(root))] == [run.signature]
 
 
-def test_folders_that_cannot_be_created_exit_with_2(options, root):
+def test_f25_folders_that_cannot_be_created_exit_with_2(options, root):
     (root / "logs").write_text("a file in the way")
     with pytest.raises(ConfigurationError, match="cannot be made") as refused:
         run_registry.claim(options())
