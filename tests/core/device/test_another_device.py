@@ -18,11 +18,13 @@ from torch.utils._pytree import tree_leaves
 from core.acting.graphed_inference import StaticInputs, capture_forward
 from core.distributed.learner_group import LearnerGroup, active_group
 from core.learning.optimizer import Optimizer, OptimizerParams
-from core.learning.updates import EagerUpdates, MetricAccumulator
+from core.learning.updates import EagerUpdates
 from core.models.layers.running_normalization import RunningNormalization
 from tests.core import resident_agents
 from tests.core.acting import test_graphed_inference
 from tests.core.learning import test_staged_update
+from tests.core.learning.test_graphed_update import graphed
+from tests.selection import slow_except
 
 META = torch.device("meta")
 
@@ -62,28 +64,16 @@ def a_device_without_values(monkeypatch):
     monkeypatch.setattr(Optimizer, "apply", apply)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", resident_agents.AGENTS)
+@pytest.mark.parametrize("name", slow_except(["rainbow", "td3"], resident_agents.AGENTS))
 def test_updates_from_the_device_replay_stay_on_their_device(name):
     agent = resident_agents.make_agent(name, "meta")
     memory, count = resident_agents.make_memory(agent, "meta"), 2 * agent.update_cycle(agent.params)
     assert memory.refresh()
-    tally = MetricAccumulator(META)
-
-    def updates():
-        for _ in range(count):
-            batch, places = memory.sample(16)
-            output = agent.learn(batch)
-            memory.update_priorities(places, output.priorities)
-            tally.add(output)
-        return output
-
-    memory.plan(count), agent.prepare_updates(count)
-    updates()  # makes what is made on first use, as before a capture
-    memory.plan(count), agent.prepare_updates(count)
-    with OneDevice():
-        output = updates()
-    assert all(value.is_meta for value in (*output.statistics.values(), output.priorities, output.skipped))
+    updates = graphed(agent, memory, 16, count, META)
+    for on_device in (nullcontext(), OneDevice()):  # the first time makes what is made on first use
+        memory.plan(count), agent.prepare_updates(count)
+        with on_device:
+            updates._run_updates()
 
 
 @pytest.mark.parametrize("name", test_staged_update.AGENTS)

@@ -14,12 +14,10 @@ from core.agent import Agent, LearnerOutput
 from core.agents.dqn import DQN
 from core.device.recorded_work import WARM_UP, CudaGraphCallable, _nothing_freed
 from core.learning.batch_source import InPlaceBatchSource
-from core.learning.optimizer import Optimizer
 from core.learning.updates import DeviceReplayBatches, EagerMetricAccumulator, GraphedUpdate, MetricAccumulator
-from core.memories.uniform import DeviceReplay
 from tests.core.devices import DEVICES
 from tests.core.recordings import looks
-from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory, optimizers, shared_memory, weights
+from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory, optimizers, weights
 
 CPU = torch.device("cpu")
 
@@ -161,58 +159,6 @@ def test_prepared_updates_read_no_value_and_keep_their_shapes(name):
         assert watch.looks == [] and len(watch.shapes) > 50
         seen.append(watch.shapes)
     assert seen[0] == seen[1]
-
-
-class Elsewhere(TorchDispatchMode):
-    """Record operations that read or make a tensor outside the device "meta"."""
-
-    def __init__(self):
-        super().__init__()
-        self.count, self.found = 0, []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
-        self.count, self.found = (
-            self.count + 1,
-            self.found + [str(function) for tensor in tensors if tensor.device.type != "meta"],
-        )
-        return result
-
-
-class UnseededGenerator:
-    """Stand in for torch.Generator, which the device "meta" has not; a class, because torch annotates with it."""
-
-    def __init__(self, device):
-        pass
-
-    def manual_seed(self, seed):
-        pass
-
-
-@pytest.mark.parametrize("name", ["dqn", "rainbow", "iqn", "iqn, munchausen", "r2d2", "ddpg", "d4pg", "td3", "sac"])
-def test_a_prepared_update_uses_tensors_of_its_device_only(monkeypatch, name):
-    """The device "meta" has no values and no optimiser, so drawing and the optimiser's step are replaced."""
-
-    def apply(self, loss, wanted=True):
-        self._last_lr = self._planned.take()
-        return loss.detach(), torch.isfinite(loss.detach()) & wanted
-
-    memory = shared_memory(make_agent(name))
-    monkeypatch.setattr(torch, "Generator", UnseededGenerator)
-    monkeypatch.setattr(
-        DeviceReplay, "_shares", lambda self, count: torch.rand(count, dtype=torch.float64, device=self.device)
-    )
-    monkeypatch.setattr("core.learning.optimizer.upload", lambda array, target: None)
-    monkeypatch.setattr(Optimizer, "apply", apply)
-    agent = make_agent(name, "meta", optimizer="rmsprop")
-    resident = memory.device_class(memory, torch.device("meta"))
-    updates = graphed(agent, resident, 16, 2, torch.device("meta"))
-    for elsewhere in (Elsewhere(), Elsewhere()):  # the first one makes what is made on first use
-        resident.plan(2), agent.prepare_updates(2)
-        with elsewhere:
-            updates._run_updates()
-    assert elsewhere.found == [] and elsewhere.count > 100
 
 
 def test_the_watch_detects_value_reads():
