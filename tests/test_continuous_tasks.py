@@ -1,6 +1,7 @@
 """Every agent for continuous actions learns a small task within seconds on the inline engine."""
 
 import math
+import shlex
 
 import gymnasium as gym
 import numpy as np
@@ -36,43 +37,13 @@ class Aim(gym.Env):
         return self.targets[:, None].astype(np.float32)
 
 
-WORDS = (
-    "--env_type",
-    "gym",
-    "--game",
-    "Aim-v0",
-    "--model.hidden",
-    "64",
-    "--agent.batch_size",
-    "64",
-    "--agent.random_exploration_steps",
-    "300",
-    "--agent.gamma",
-    "0.5",
-    "--agent.n_step",
-    "1",
-    "--agent.learning_rate",
-    "2e-3",
-    "--agent.critic_learning_rate",
-    "5e-3",
-    "--rate_limiter.min_replay_size",
-    "300",
-    "--rate_limiter.samples_per_insert",
-    "64",
-    "--memory.capacity",
-    "5000",
-    "--num_envs_per_actor",
-    "4",
-    "--evaluator.steps",
-    "400",
-    "--evaluator.episodes",
-    "20",
-    "--evaluator.num_envs",
-    "20",
-    "--steps",
-    "4000",
-    "--target_score",
-    "-1.0",
+WORDS = shlex.split(
+    "--env_type gym --game Aim-v0 --model.hidden 64 --agent.batch_size 64 "
+    "--agent.random_exploration_steps 300 --agent.gamma 0.5 --agent.n_step 1 "
+    "--agent.learning_rate 2e-3 --agent.critic_learning_rate 5e-3 --rate_limiter.min_replay_size 300 "
+    "--rate_limiter.samples_per_insert 64 --memory.capacity 5000 --num_envs_per_actor 4 "
+    "--evaluator.steps 400 --evaluator.episodes 20 --evaluator.num_envs 20 --steps 4000 "
+    "--target_score -1.0"
 )
 
 

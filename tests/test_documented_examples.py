@@ -18,22 +18,10 @@ PROJECT = Path(__file__).resolve().parents[1]
 PAGE = (PROJECT / "docs" / "extending.md").read_text()
 MODULES = re.findall(r"`mypackage/(\w+)\.py`:\n(?:.*\n)*?\n?```python\n(.*?)```", PAGE, re.S)
 COMMANDS = re.findall(r"(?m)^\.venv/bin/python main\.py (.*mypackage.*)$", PAGE)
-SHORT = [
-    "--engine",
-    "inline",
-    "--num_actors",
-    "1",
-    "--num_envs_per_actor",
-    "2",
-    "--rate_limiter.min_replay_size",
-    "100",
-    "--updates",
-    "30",
-    "--evaluator.episodes",
-    "1",
-    "--evaluator.max_steps",
-    "30",
-]
+SHORT = shlex.split(
+    "--engine inline --num_actors 1 --num_envs_per_actor 2 --rate_limiter.min_replay_size 100 "
+    "--updates 30 --evaluator.episodes 1 --evaluator.max_steps 30"
+)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Every config plays and learns on the inline engine, and every registered class meets its contract."""
 
 import dataclasses
+import shlex
 
 import pytest
 
@@ -40,24 +41,14 @@ def test_every_config_plays_learns_and_saves_a_model(tmp_path, name):
             name,
             "--root",
             str(tmp_path),
-            "--engine",
-            "inline",
-            "--num_actors",
-            "1",
-            "--num_envs_per_actor",
+            *shlex.split("--engine inline --num_actors 1 --num_envs_per_actor"),
             num_envs,
             "--rate_limiter.min_replay_size",
             min_steps,
-            "--rate_limiter.error_buffer",
-            "400",
-            "--agent.batch_size",
-            "4",
-            "--updates",
-            "3",
-            "--evaluator.episodes",
-            "1",
-            "--evaluator.max_steps",
-            "3",
+            *shlex.split(
+                "--rate_limiter.error_buffer 400 --agent.batch_size 4 --updates 3 --evaluator.episodes 1 "
+                "--evaluator.max_steps 3"
+            ),
             *words,
         ]
     )

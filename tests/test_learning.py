@@ -1,6 +1,7 @@
 """Small tasks are solved on the local engine, as a user would run them."""
 
 import json
+import shlex
 
 import pytest
 
@@ -11,17 +12,7 @@ from tests.reliability.program import Program
 @pytest.mark.timeout(1000)
 def test_cartpole_is_solved_on_the_local_engine(tmp_path):
     with Program(
-        tmp_path,
-        "--config",
-        "dqn-cartpole",
-        "--timestamp",
-        "one",
-        "--target_score",
-        "475",
-        "--steps",
-        "1000000",
-        "--seconds",
-        "800",
+        tmp_path, *shlex.split("--config dqn-cartpole --timestamp one --target_score 475 --steps 1000000 --seconds 800")
     ) as program:
         assert program.until_ended(860) == 0, program.output
         means = [row["values"].get("evaluator/episodic_return_mean", 0.0) for row in program.metrics()]
@@ -46,10 +37,7 @@ def test_rainbow_and_r2d2_learn_cartpole(tmp_path, row, score):
         "one",
         "--target_score",
         str(score),
-        "--steps",
-        "1000000",
-        "--seconds",
-        "800",
+        *shlex.split("--steps 1000000 --seconds 800"),
     ) as program:
         assert program.until_ended(860) == 0, program.output
         assert max(values["values"].get("evaluator/episodic_return_mean", 0.0) for values in program.metrics()) >= score

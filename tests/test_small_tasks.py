@@ -1,6 +1,7 @@
 """Every replay strategy, loss and recurrent network learns a small task within seconds on the inline engine."""
 
 import json
+import shlex
 from typing import Any
 
 import pytest
@@ -9,29 +10,10 @@ from utils.config.command_line import read_options
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import create_context
 
-CATCH = (
-    "--config",
-    "impala-minatar-breakout",
-    "--env_type",
-    "catch",
-    "--game",
-    "catch",
-    "--agent.unroll_length",
-    "10",
-    "--agent.batch_size",
-    "8",
-    "--agent.learning_rate",
-    "2e-3",
-    "--target_score",
-    "0.9",
-    "--steps",
-    "80000",
-    "--evaluator.steps",
-    "4000",
-    "--evaluator.episodes",
-    "40",
-    "--evaluator.num_envs",
-    "40",
+CATCH = shlex.split(
+    "--config impala-minatar-breakout --env_type catch --game catch --agent.unroll_length 10 "
+    "--agent.batch_size 8 --agent.learning_rate 2e-3 --target_score 0.9 --steps 80000 "
+    "--evaluator.steps 4000 --evaluator.episodes 40 --evaluator.num_envs 40"
 )
 QUEUE = {"type": "queue", "capacity": 8}
 COMPARED = {"lambda_batch_multiplier": 3, "lambda_batches": 100}
@@ -104,10 +86,7 @@ def test_clear_learns_catch_with_policy_and_value_cloning(tmp_path):
             tmp_path,
             *CATCH,
             *mixed(0.5, type="reservoir"),
-            "--agent.policy_cloning_cost",
-            "0.01",
-            "--agent.value_cloning_cost",
-            "0.005",
+            *shlex.split("--agent.policy_cloning_cost 0.01 --agent.value_cloning_cost 0.005"),
         )
         >= 0.9
     )
@@ -119,31 +98,11 @@ def test_impact_learns_catch_from_batches_used_twice(tmp_path, words):
     assert best_score(tmp_path, *CATCH, "--agent_type", "impact", "--memory_type", "circular", *words) >= 0.9
 
 
-CATCH_BY_VALUES = (
-    "--env_type",
-    "catch",
-    "--game",
-    "catch",
-    "--agent.learning_rate",
-    "1e-3",
-    "--agent.optimizer_eps",
-    "1e-6",
-    "--agent.target_update_period",
-    "100",
-    "--rate_limiter.min_replay_size",
-    "500",
-    "--memory.capacity",
-    "10000",
-    "--target_score",
-    "0.9",
-    "--steps",
-    "15000",
-    "--evaluator.steps",
-    "1000",
-    "--evaluator.episodes",
-    "40",
-    "--evaluator.num_envs",
-    "40",
+CATCH_BY_VALUES = shlex.split(
+    "--env_type catch --game catch --agent.learning_rate 1e-3 --agent.optimizer_eps 1e-6 "
+    "--agent.target_update_period 100 --rate_limiter.min_replay_size 500 --memory.capacity 10000 "
+    "--target_score 0.9 --steps 15000 --evaluator.steps 1000 --evaluator.episodes 40 "
+    "--evaluator.num_envs 40"
 )
 
 
@@ -171,23 +130,9 @@ def test_pqn_learns_catch(tmp_path):
 
 @pytest.mark.slow
 def test_a_cue_is_remembered_only_with_an_lstm(tmp_path):
-    words = (
-        "--config",
-        "impala-lstm-recall",
-        "--env.delay",
-        "3",
-        "--agent.unroll_length",
-        "10",
-        "--agent.learning_rate",
-        "3e-3",
-        "--target_score",
-        "0.9",
-        "--evaluator.steps",
-        "8000",
-        "--evaluator.episodes",
-        "64",
-        "--evaluator.num_envs",
-        "64",
+    words = shlex.split(
+        "--config impala-lstm-recall --env.delay 3 --agent.unroll_length 10 --agent.learning_rate 3e-3 "
+        "--target_score 0.9 --evaluator.steps 8000 --evaluator.episodes 64 --evaluator.num_envs 64"
     )
     assert best_score(tmp_path / "with", *words, "--steps", "160000") >= 0.9
     assert best_score(tmp_path / "without", *words, "--steps", "24000", "--model.lstm", "0") < 0.3
@@ -199,12 +144,7 @@ def test_several_choices_are_learnt_at_once(tmp_path, agent):
     words = (
         "--config",
         f"{agent}-cartpole",
-        "--game",
-        "tests.choices:Choices-v0",
-        "--target_score",
-        "4.8",
-        "--agent.lr_schedule",
-        "constant",
+        *shlex.split("--game tests.choices:Choices-v0 --target_score 4.8 --agent.lr_schedule constant"),
         *(("--agent.learning_rate", "1e-3") if agent == "ppo" else ()),  # at its row's rate, PPO needs twice the time
     )
     evaluations = ("--evaluator.steps", "2000", "--evaluator.episodes", "50", "--evaluator.num_envs", "50")
@@ -232,25 +172,7 @@ def test_tic_tac_toe_is_learnt_with_masks(tmp_path, row):
 
 @pytest.mark.slow
 def test_a_cue_is_remembered_by_r2d2_but_not_by_dqn(tmp_path):
-    words = (
-        "--config",
-        "r2d2-recall",
-        "--evaluator.steps",
-        "4000",
-        "--evaluator.episodes",
-        "64",
-        "--evaluator.num_envs",
-        "64",
-    )
+    words = shlex.split("--config r2d2-recall --evaluator.steps 4000 --evaluator.episodes 64 --evaluator.num_envs 64")
     assert best_score(tmp_path / "with", *words, "--target_score", "0.9", "--steps", "40000") >= 0.9
-    without = (
-        "--agent_type",
-        "dqn",
-        "--model_type",
-        "dqn-mlp",
-        "--rate_limiter.samples_per_insert",
-        "8",
-        "--steps",
-        "10000",
-    )
+    without = shlex.split("--agent_type dqn --model_type dqn-mlp --rate_limiter.samples_per_insert 8 --steps 10000")
     assert best_score(tmp_path / "without", *words, *without) < 0.3

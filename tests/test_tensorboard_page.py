@@ -1,6 +1,7 @@
 """TensorBoard's page shows a run in a headless Chromium."""
 
 import json
+import shlex
 import shutil
 import socket
 import subprocess
@@ -75,11 +76,7 @@ def test_the_page_shows_the_scalars_of_the_run(page, tmp_path):
     shown = subprocess.run(
         [
             CHROMIUM,
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--no-first-run",
+            *shlex.split("--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run"),
             f"--user-data-dir={tmp_path / 'profile'}",
             "--window-size=1400,1200",
             "--virtual-time-budget=30000",

@@ -3,6 +3,7 @@
 import json
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -70,20 +71,11 @@ def test_a_config_is_chosen_by_number_or_name(read):
 
 def test_options_are_overridden_with_hyphens_or_underscores(read):
     chosen = read(
-        "--config",
-        "dqn-cartpole",
-        "--agent.learning_rate",
-        "2e-4",
-        "--agent.batch-size=16",
-        "--num_actors=2",
-        "--num-envs-per-actor=3",
-        "--memory.capacity",
-        "200000",
-        "--rate_limiter.samples-per-insert",
-        "none",
-        "--steps",
-        "1e4",
-        "--no-render",
+        *shlex.split(
+            "--config dqn-cartpole --agent.learning_rate 2e-4 --agent.batch-size=16 --num_actors=2 "
+            "--num-envs-per-actor=3 --memory.capacity 200000 --rate_limiter.samples-per-insert none "
+            "--steps 1e4 --no-render"
+        )
     )
     assert (chosen.agent.learning_rate, chosen.agent.batch_size, chosen.num_actors, chosen.num_envs_per_actor) == (
         2e-4,
@@ -222,20 +214,10 @@ def test_f03_several_bad_values_are_reported_at_once(refuse):
     told = "\n".join(
         refuse(
             "stray",
-            "--agent.learning_rate=abc",
-            "--agent.batch_size=0",
-            "--agent.gamma",
-            "1.5",
-            "--agent.n_step=0",
-            "--num_actors=0",
-            "--agent.los=huber",
-            "--memory-type",
-            "prioritised",
-            "--engine",
-            "locall",
-            "--agent.double_q",
-            "perhaps",
-            "--seed",
+            *shlex.split(
+                "--agent.learning_rate=abc --agent.batch_size=0 --agent.gamma 1.5 --agent.n_step=0 --num_actors=0 "
+                "--agent.los=huber --memory-type prioritised --engine locall --agent.double_q perhaps --seed"
+            ),
         )
     )
     for part in (
@@ -346,14 +328,7 @@ def test_f03_several_bad_values_are_reported_at_once(refuse):
             ["replay.frame_compression=lz4", "game=CartPole-v1", "vectors"],
         ),
         (
-            [
-                "--config",
-                "dqn-minatar-breakout",
-                "--replay.frame_compression",
-                "lz4",
-                "--replay.max_frame_bytes",
-                "1000",
-            ],
+            shlex.split("--config dqn-minatar-breakout --replay.frame_compression lz4 --replay.max_frame_bytes 1000"),
             ["replay.max_frame_bytes=1000", "at least"],
         ),
         (
@@ -373,16 +348,7 @@ def test_f03_several_bad_values_are_reported_at_once(refuse):
             ["num_learners=3", "num_actors=2", "at least 3"],
         ),
         (
-            [
-                "--config",
-                "dqn-cartpole",
-                "--num_learners",
-                "2",
-                "--num_actors",
-                "3",
-                "--rate_limiter.error_buffer",
-                "15",
-            ],
+            shlex.split("--config dqn-cartpole --num_learners 2 --num_actors 3 --rate_limiter.error_buffer 15"),
             ["rate_limiter.error_buffer=15", "the 128 samples of 2 learners' batches"],
         ),
         (
@@ -410,11 +376,7 @@ def test_f05_impossible_combinations_name_options_and_a_remedy(words, parts, ref
 def test_the_smallest_accepted_capacity_can_be_trained_with(refuse, root, n_step, chunk_length, device):
     words = (
         *CARTPOLE,
-        "--num_envs_per_actor",
-        "1",
-        "--rate_limiter.error_buffer",
-        "100",
-        "--agent.n_step",
+        *shlex.split("--num_envs_per_actor 1 --rate_limiter.error_buffer 100 --agent.n_step"),
         str(n_step),
         "--actor.chunk_length",
         str(chunk_length),
@@ -573,10 +535,7 @@ def test_environments_of_a_test_count_in_needed_memory(refuse, monkeypatch, tmp_
         "2",
         "--model_file",
         str(tmp_path / "x.pth"),
-        "--episodes",
-        "10000",
-        "--evaluator.num_envs",
-        "10000",
+        *shlex.split("--episodes 10000 --evaluator.num_envs 10000"),
     )
     assert "lower one of episodes=10000, evaluator.num_envs=10000" in refuse("--config", "dqn-pong-small", *words)[0]
 
@@ -790,16 +749,9 @@ def test_a_gpu_run_is_tested_and_resumed_without_a_gpu(refuse, read, run, monkey
 
     gpus(2)
     before = run(
-        "--config",
-        "dqn-cartpole",
-        "--device",
-        "cuda",
-        "--actor.device",
-        "cuda:1",
-        "--learner.cuda_graph",
-        "on",
-        "--learner.precision",
-        "tf32",
+        *shlex.split(
+            "--config dqn-cartpole --device cuda --actor.device cuda:1 --learner.cuda_graph on --learner.precision tf32"
+        )
     )
     gpus(0)
     assert read("--config", "dqn-cartpole", "--mode", "2").device == "cpu"

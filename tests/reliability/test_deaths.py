@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -18,15 +19,8 @@ from tests.selection import slow_except
 CARTPOLE = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", "one")
 ENDLESS = (*CARTPOLE, "--steps", "100000000")
 SAVING = (*ENDLESS, "--learner.checkpoint_period", "0.5")
-STARTING = (
-    "--env_type",
-    "gym",
-    "--game",
-    "tests.reliability.faults:Faulty-v0",
-    "--num_actors",
-    "1",
-    "--evaluator.max_steps",
-    "30",
+STARTING = shlex.split(
+    "--env_type gym --game tests.reliability.faults:Faulty-v0 --num_actors 1 --evaluator.max_steps 30"
 )
 STARTED = {"FAULTS": json.dumps([{"kind": "start", "where": "actor"}])}
 CHUNKS = 2 * 8 * 8  # agent steps that two actors may still finish while the learner saves

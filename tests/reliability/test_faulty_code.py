@@ -3,29 +3,17 @@
 import json
 import math
 import re
+import shlex
 
 import pytest
 
 from core.checkpoint import run_checkpoint
 from tests.reliability.program import SLOW, Program, start
 
-FAULTY = (
-    "--config",
-    "dqn-cartpole",
-    "--env_type",
-    "gym",
-    "--game",
-    "tests.reliability.faults:Faulty-v0",
-    "--timestamp",
-    "one",
-    "--evaluator.episodes",
-    "1",
-    "--evaluator.max_steps",
-    "30",
-    "--rate_limiter.min_replay_size",
-    "100",
-    "--logger.period",
-    "0.5",
+FAULTY = shlex.split(
+    "--config dqn-cartpole --env_type gym --game tests.reliability.faults:Faulty-v0 --timestamp one "
+    "--evaluator.episodes 1 --evaluator.max_steps 30 --rate_limiter.min_replay_size 100 "
+    "--logger.period 0.5"
 )
 INLINE = ("--engine", "inline", "--num_envs_per_actor", "2", "--agent.batch_size", "16")
 AGENTS = "tests.reliability.faults:"
@@ -51,26 +39,12 @@ def test_f14_f15_f32_failing_actors_are_replaced_no_step_is_torn(tmp_path):
     silence = "s (supervisor.heartbeat_timeout), within environment 1"
     messages = ("the simulator has no licence", "the simulator lost its level", "the simulator crashed", silence)
     words = (
-        "--num_actors",
-        "2",
-        "--num_envs_per_actor",
-        "2",
-        "--agent_type",
-        AGENTS + "Watchful",
-        "--actor.chunk_length",
-        "32",
-        "--memory.capacity",
-        "2000",
-        "--supervisor.heartbeat_timeout",
-        "10",
-        "--supervisor.max_restarts",
-        "50",
-        "--rate_limiter.samples_per_insert",
-        "0.5",
-        "--steps",
-        "100000000",
-        "--evaluator.period",
-        "1e9",
+        *shlex.split(f"--num_actors 2 --num_envs_per_actor 2 --agent_type {AGENTS}Watchful"),
+        *shlex.split(
+            "--actor.chunk_length 32 --memory.capacity 2000 --supervisor.heartbeat_timeout 10 "
+            "--supervisor.max_restarts 50 --rate_limiter.samples_per_insert 0.5 --steps 100000000 "
+            "--evaluator.period 1e9"
+        ),
     )
     with Program(tmp_path, *FAULTY, *words, environment=faults(*listed)) as program:
         program.until(
@@ -178,16 +152,7 @@ def test_f46_sys_exit_of_an_environment_is_no_normal_end(tmp_path):
     ],
 )
 def test_f16_f17_an_invalid_step_names_field_and_environment(start_here, tmp_path, game, kind, message):
-    own = (
-        "--config",
-        "dqn-minatar-breakout",
-        "--env_type",
-        AGENTS + "Careless",
-        "--game",
-        "catch",
-        "--engine",
-        "inline",
-    )
+    own = shlex.split(f"--config dqn-minatar-breakout --env_type {AGENTS}Careless --game catch --engine inline")
     fault = {"kind": kind, "at": 50} if game == "gym" else {"kind": kind}
     program = start_here(tmp_path, *(own if game == "own" else (*FAULTY, *INLINE)), environment=faults(fault))
     assert program.returncode == 4 and message in program.stderr
@@ -210,16 +175,9 @@ def test_f18_one_non_finite_loss_is_skipped_and_counted(start_here, tmp_path, wo
         tmp_path,
         *FAULTY,
         *INLINE,
-        "--agent.loss",
-        "squared",
-        "--agent.batch_size",
-        "64",
-        "--updates",
-        "80",
-        "--memory.capacity",
-        "300",
-        "--logger.period",
-        "0.01",
+        *shlex.split(
+            "--agent.loss squared --agent.batch_size 64 --updates 80 --memory.capacity 300 --logger.period 0.01"
+        ),
         *words,
         environment=faults(fault),
     )
@@ -254,18 +212,8 @@ def test_f19_nan_priorities_are_refused_and_zero_is_accepted(start_here, tmp_pat
 def test_f39_an_endless_game_is_truncated_at_the_step_cap(start_here, tmp_path):
     imageio = pytest.importorskip("imageio")
     words = (
-        "--config",
-        "dqn-minatar-breakout",
-        "--env_type",
-        AGENTS + "Endless",
-        "--game",
-        "catch",
-        "--evaluator.max_steps",
-        "40",
-        "--evaluator.episodes",
-        "1",
-        "--rate_limiter.min_replay_size",
-        "100",
+        *shlex.split(f"--config dqn-minatar-breakout --env_type {AGENTS}Endless"),
+        *shlex.split("--game catch --evaluator.max_steps 40 --evaluator.episodes 1 --rate_limiter.min_replay_size 100"),
     )
     trained = start_here(
         tmp_path, *words, "--engine", "inline", "--timestamp", "one", "--updates", "2", "--num_envs_per_actor", "2"
@@ -284,22 +232,10 @@ def test_f39_an_endless_game_is_truncated_at_the_step_cap(start_here, tmp_path):
 def test_f11_a_learner_that_dies_while_saving_ends_the_run(tmp_path):
     saving = tmp_path / "saving"
     words = (
-        "--config",
-        "dqn-minatar-breakout",
-        "--env_type",
-        AGENTS + "Endless",
-        "--game",
-        "catch",
-        "--agent_type",
-        AGENTS + "NeverSaved",
-        "--steps",
-        "300",
-        "--rate_limiter.min_replay_size",
-        "100",
-        "--timestamp",
-        "one",
-        "--evaluator.max_steps",
-        "1000000000",
+        *shlex.split(
+            f"--config dqn-minatar-breakout --env_type {AGENTS}Endless --game catch --agent_type {AGENTS}NeverSaved"
+        ),
+        *shlex.split("--steps 300 --rate_limiter.min_replay_size 100 --timestamp one --evaluator.max_steps 1000000000"),
     )
     with Program(
         tmp_path, *words, environment=faults({"kind": "save", "where": "learner 0", "once": str(saving)})
@@ -320,10 +256,7 @@ def test_f15_an_environment_failing_after_a_restart_is_retried(tmp_path):
     with Program(
         tmp_path,
         *FAULTY,
-        "--num_actors",
-        "1",
-        "--steps",
-        "100000000",
+        *shlex.split("--num_actors 1 --steps 100000000"),
         environment=faults({"kind": "init", "where": "actor 0", "once": str(once)}),
     ) as program:
         program.until_training(200)
@@ -356,10 +289,7 @@ def test_f53_a_process_that_exits_with_0_is_replaced(tmp_path):
     tested = start(
         tmp_path,
         *FAULTY,
-        "--mode",
-        "2",
-        "--episodes",
-        "3",
+        *shlex.split("--mode 2 --episodes 3"),
         environment=faults({"kind": "leave", "where": "tester", "at": 10}),
     )
     assert tested.returncode == 4 and "exited with code 0 without an error message" in tested.stderr

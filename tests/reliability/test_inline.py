@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -18,37 +19,17 @@ from utils.config.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, ProcessesDict
 from utils.launch import create_context
 
-SMALL = (
-    "--engine",
-    "inline",
-    "--machine",
-    "test",
-    "--rate_limiter.min_replay_size",
-    "100",
-    "--num_envs_per_actor",
-    "4",
-    "--agent.batch_size",
-    "16",
-    "--evaluator.period",
-    "1e9",
-    "--evaluator.episodes",
-    "1",
-    "--evaluator.max_steps",
-    "20",
+SMALL = shlex.split(
+    "--engine inline --machine test --rate_limiter.min_replay_size 100 --num_envs_per_actor 4 "
+    "--agent.batch_size 16 --evaluator.period 1e9 --evaluator.episodes 1 --evaluator.max_steps 20"
 )
 CARTPOLE = ("--config", "dqn-cartpole", *SMALL)
 CONTROL = (
     *SMALL,
-    "--model.hidden",
-    "16",
-    "--rate_limiter.samples_per_insert",
-    "8",
-    "--agent.random_exploration_steps",
-    "200",
-    "--memory.capacity",
-    "5000",
-    "--rate_limiter.error_buffer",
-    "1000",
+    *shlex.split(
+        "--model.hidden 16 --rate_limiter.samples_per_insert 8 --agent.random_exploration_steps 200 "
+        "--memory.capacity 5000 --rate_limiter.error_buffer 1000"
+    ),
 )
 REPLAY = json.dumps(
     [
@@ -74,14 +55,10 @@ RUNS = {  # every agent and every memory
     "rainbow": ("--config", "rainbow-cartpole", *SMALL),
     "on the learner's device": (
         *CARTPOLE,
-        "--memory_type",
-        "prioritized",
-        "--learner.replay_device",
-        "learner",
-        "--learner.updates_per_graph_launch",
-        "2",
-        "--actor.num_env_splits",
-        "2",
+        *shlex.split(
+            "--memory_type prioritized --learner.replay_device learner --learner.updates_per_graph_launch 2 "
+            "--actor.num_env_splits 2"
+        ),
     ),
     "r2d2": ("--config", "r2d2-cartpole", *SMALL, "--model.hidden", "16", "--model.lstm", "8"),
     "impala with LSTM": ("--config", "impala-cartpole", *UNROLLS, "--model.lstm", "8"),
@@ -89,25 +66,15 @@ RUNS = {  # every agent and every memory
         "--config",
         "replay-minatar-breakout",
         *UNROLLS,
-        "--env_type",
-        "catch",
-        "--game",
-        "catch",
-        "--memory.replay_parameters",
+        *shlex.split("--env_type catch --game catch --memory.replay_parameters"),
         REPLAY,
-        "--agent.relevance",
-        "kl",
-        "--agent.policy_cloning_cost",
-        "0.01",
+        *shlex.split("--agent.relevance kl --agent.policy_cloning_cost 0.01"),
     ),
     "ddpg": (
         "--config",
         "ddpg-pendulum",
         *CONTROL,
-        "--agent.noise",
-        "ornstein-uhlenbeck",
-        "--model.normalize_observations",
-        "true",
+        *shlex.split("--agent.noise ornstein-uhlenbeck --model.normalize_observations true"),
     ),
     "d4pg": ("--config", "d4pg-pendulum", *CONTROL, "--memory_type", "prioritized"),
     "td3": ("--config", "td3-pendulum", *CONTROL),
@@ -201,16 +168,10 @@ def test_f34_a_seed_determines_the_weights(tmp_path, name):
 def test_f26_a_resumed_run_equals_an_uninterrupted_run(tmp_path, alone, name, steps):
     exact = (
         *RUNS[name],
-        "--learner.checkpoint_replay",
-        "true",
-        "--timestamp",
-        "one",
-        "--agent.lr_schedule",
-        "linear",
-        "--agent.lr_schedule_updates",
-        "3000",
-        "--evaluator.steps",
-        "50",
+        *shlex.split(
+            "--learner.checkpoint_replay true --timestamp one --agent.lr_schedule linear "
+            "--agent.lr_schedule_updates 3000 --evaluator.steps 50"
+        ),
     )
     first = saved(
         train(tmp_path / "straight", *exact, "--learner.checkpoint_steps", str(steps), "--steps", str(2 * steps))
@@ -261,16 +222,10 @@ def evaluations(root: Path) -> dict[int, dict[str, float]]:
 def test_f42_a_resumed_run_repeats_no_other_evaluations(tmp_path, alone):
     arguments = (
         *RUNS["r2d2"],
-        "--learner.checkpoint_replay",
-        "true",
-        "--timestamp",
-        "one",
-        "--evaluator.steps",
-        "250",
-        "--evaluator.episodes",
-        "3",
-        "--evaluator.num_envs",
-        "2",
+        *shlex.split(
+            "--learner.checkpoint_replay true --timestamp one --evaluator.steps 250 --evaluator.episodes 3 "
+            "--evaluator.num_envs 2"
+        ),
     )
     train(tmp_path / "straight", *arguments, "--learner.checkpoint_steps", "400", "--steps", "1200")
     train(tmp_path / "parts", *arguments, "--steps", "400")
@@ -350,14 +305,7 @@ def test_every_checkpoint_can_be_tested_and_started_from(tmp_path, capsys):
     ids=["resume", "start", "test"],
 )
 def test_a_start_hashes_each_file_of_a_checkpoint_once(tmp_path, monkeypatch, alone, words):
-    saving = (
-        "--learner.checkpoint_replay",
-        "true",
-        "--learner.checkpoint_steps",
-        "100",
-        "--learner.checkpoint_keep",
-        "9",
-    )
+    saving = shlex.split("--learner.checkpoint_replay true --learner.checkpoint_steps 100 --learner.checkpoint_keep 9")
     train(tmp_path, *CARTPOLE, "--timestamp", "one", "--steps", "200", *saving)
     newest = max((tmp_path / "models" / "test_one_checkpoints").glob("step_*"))
     expected, hashed, file_sha256 = sorted(newest.glob("*.pt")), [], run_checkpoint.file_sha256
@@ -438,14 +386,7 @@ def test_a_replay_too_large_to_copy_fails_one_checkpoint(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(Trajectories, "state_dict", limited)
     context = train(
-        tmp_path,
-        *CARTPOLE,
-        "--steps",
-        "300",
-        "--learner.checkpoint_replay",
-        "true",
-        "--learner.checkpoint_steps",
-        "200",
+        tmp_path, *CARTPOLE, *shlex.split("--steps 300 --learner.checkpoint_replay true --learner.checkpoint_steps 200")
     )
     assert len(copied) == 2 and capsys.readouterr().err.count("those that are there stay as they were") == 1
     assert sum(row.get("learner/checkpoint_errors", 0) for row in metrics(context)) == 1
@@ -467,9 +408,6 @@ def test_scalar_observations_and_actions_can_be_learnt_from(root, agent):
         "--config",
         f"{agent}-pendulum",
         *CONTROL,
-        "--game",
-        "tests.reliability.faults:Scalar-v0",
-        "--updates",
-        "20",
+        *shlex.split("--game tests.reliability.faults:Scalar-v0 --updates 20"),
     )
     assert context.counters.updates >= 20

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -244,11 +245,7 @@ def test_ctrl_c_saves_the_replay_of_every_node_and_a_resumed_run_has_it(tmp_path
         before = checkpoint(program)
         assert before["clock"]["updates"][0] == before["clock"]["updates"][1]
         words = (
-            "--config",
-            "dqn-cartpole",
-            "--resume",
-            "test_one",
-            "--updates",
+            *shlex.split("--config dqn-cartpole --resume test_one --updates"),
             str(before["clock"]["updates"][0] + 50),
         )
         with Program(tmp_path, *words) as program:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 
 import psutil
@@ -11,21 +12,9 @@ import torch
 from core.checkpoint import run_checkpoint
 from tests.reliability.program import Program
 
-ENDLESS = (
-    "--config",
-    "dqn-cartpole",
-    "--logger.period",
-    "0.5",
-    "--timestamp",
-    "one",
-    "--num_learners",
-    "2",
-    "--num_actors",
-    "2",
-    "--steps",
-    "100000000",
-    "--learner.sync_check_period",
-    "10",
+ENDLESS = shlex.split(
+    "--config dqn-cartpole --logger.period 0.5 --timestamp one --num_learners 2 --num_actors 2 "
+    "--steps 100000000 --learner.sync_check_period 10"
 )
 
 
@@ -81,19 +70,9 @@ def test_learners_that_are_not_alike_end_the_run_and_save_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_every_learner_has_actors_steps_and_noise_of_its_own_and_the_ratio_is_that_of_all(tmp_path):
-    words = (
-        "--learner.checkpoint_replay",
-        "true",
-        "--num_actors",
-        "3",
-        "--updates",
-        "50",
-        "--learner.sync_check_period",
-        "1",
-        "--rate_limiter.min_replay_size",
-        "100",
-        "--agent.batch_size",
-        "16",
+    words = shlex.split(
+        "--learner.checkpoint_replay true --num_actors 3 --updates 50 --learner.sync_check_period 1 "
+        "--rate_limiter.min_replay_size 100 --agent.batch_size 16"
     )
     with Program(tmp_path, *ENDLESS, *words) as program:
         assert program.until_ended(60) == 0
@@ -113,10 +92,7 @@ def test_f67_the_stopped_learner_is_named_and_the_state_saved(tmp_path, stopped)
     with Program(
         tmp_path,
         *ENDLESS,
-        "--agent_type",
-        "tests.reliability.faults:Stops",
-        "--supervisor.heartbeat_timeout",
-        "6",
+        *shlex.split("--agent_type tests.reliability.faults:Stops --supervisor.heartbeat_timeout 6"),
         environment={"FAULTS": faults},
     ) as program:
         assert program.until_ended(80) == 4
@@ -135,10 +111,7 @@ def test_f68_a_learner_killed_in_an_update_leaves_a_whole_state(tmp_path, killed
         "--config",
         "sac-pendulum",
         *ENDLESS[2:],
-        "--agent_type",
-        "tests.reliability.faults:HalfAnUpdate",
-        "--rate_limiter.min_replay_size",
-        "500",
+        *shlex.split("--agent_type tests.reliability.faults:HalfAnUpdate --rate_limiter.min_replay_size 500"),
         environment={"FAULTS": faults},
     ) as program:
         assert program.until_ended(80) == 4

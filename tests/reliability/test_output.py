@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -28,17 +29,9 @@ def full_pipe():
 @pytest.mark.slow
 def test_f52_a_run_whose_output_is_not_read_trains_and_ends(tmp_path):
     reader, writer = full_pipe()
-    words = (
-        "--num_actors",
-        "1",
-        "--steps",
-        "100000000",
-        "--learner.checkpoint_period",
-        "0.5",
-        "--supervisor.heartbeat_timeout",
-        "5",
-        "--evaluator.period",
-        "1e9",
+    words = shlex.split(
+        "--num_actors 1 --steps 100000000 --learner.checkpoint_period 0.5 "
+        "--supervisor.heartbeat_timeout 5 --evaluator.period 1e9"
     )
     checkpoints = tmp_path / "models" / "test_one_checkpoints"
     with Program(tmp_path, *FAULTY, *words, environment=PRINTING, output=writer) as program:
@@ -94,19 +87,9 @@ def test_f52_a_sweep_whose_output_is_not_read_finishes(tmp_path):
     words = (
         "--root",
         str(tmp_path),
-        "--configs",
-        "dqn-cartpole",
-        "--seeds",
-        "1",
-        "2",
-        "--",
+        *shlex.split("--configs dqn-cartpole --seeds 1 2 --"),
         *INLINE,
-        "--updates",
-        "10",
-        "--rate_limiter.min_replay_size",
-        "50",
-        "--evaluator.episodes",
-        "1",
+        *shlex.split("--updates 10 --rate_limiter.min_replay_size 50 --evaluator.episodes 1"),
     )
     sweep = subprocess.Popen([sys.executable, "-m", "utils.sweep", *words], stdout=writer, stderr=writer, cwd=PROJECT)
     try:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -20,19 +21,9 @@ from tests.reliability.cluster import ENVIRONMENT, Nodes
 from tests.reliability.program import PROJECT, Program
 
 pytest.importorskip("ray")
-CARTPOLE = (
-    "--config",
-    "dqn-cartpole",
-    "--engine",
-    "ray",
-    "--logger.period",
-    "0.5",
-    "--timestamp",
-    "one",
-    "--evaluator.max_steps",
-    "100",
-    "--evaluator.episodes",
-    "2",
+CARTPOLE = shlex.split(
+    "--config dqn-cartpole --engine ray --logger.period 0.5 --timestamp one --evaluator.max_steps 100 "
+    "--evaluator.episodes 2"
 )
 ENDLESS = (*CARTPOLE, "--steps", "100000000")
 
@@ -247,10 +238,7 @@ def test_f38_counts_are_exact_after_losing_an_actor_and_a_node(tmp_path, authent
             "2",
             "--ray.address",
             cluster.address,
-            "--seconds",
-            "150",
-            "--memory.capacity",
-            "1000000",
+            *shlex.split("--seconds 150 --memory.capacity 1000000"),
         )
         with Program(tmp_path, *arguments) as program:
             program.until_training(1_000, seconds=100)
@@ -281,12 +269,7 @@ def test_every_kind_of_memory_receives_steps_of_another_node(tmp_path, authentic
             *CARTPOLE[2:],
             "--ray.address",
             cluster.address,
-            "--updates",
-            "20",
-            "--steps",
-            "1000000",
-            "--logger.period",
-            "0.1",
+            *shlex.split("--updates 20 --steps 1000000 --logger.period 0.1"),
             *(() if row.startswith("impala") else ("--rate_limiter.min_replay_size", "500")),
             *codec,
         ) as program:
@@ -310,18 +293,9 @@ def test_two_learners_receive_steps_of_other_nodes(tmp_path, authenticated):
         with Program(
             tmp_path,
             *CARTPOLE,
-            "--num_learners",
-            "2",
-            "--ray.learner_placement",
-            "pack",
-            "--num_actors",
-            "2",
-            "--ray.address",
+            *shlex.split("--num_learners 2 --ray.learner_placement pack --num_actors 2 --ray.address"),
             cluster.address,
-            "--updates",
-            "300",
-            "--logger.period",
-            "0.5",
+            *shlex.split("--updates 300 --logger.period 0.5"),
         ) as program:
             program.until_training(500, seconds=150)
             assert {"actor 0", "actor 1", "learner 0", "learner 1"} <= workers(cluster).keys()
@@ -335,18 +309,9 @@ def test_two_learners_receive_steps_of_other_nodes(tmp_path, authenticated):
 def test_cartpole_is_solved_on_the_ray_engine(tmp_path):
     with Program(
         tmp_path,
-        "--config",
-        "dqn-cartpole",
-        "--engine",
-        "ray",
-        "--timestamp",
-        "one",
-        "--target_score",
-        "475",
-        "--steps",
-        "1000000",
-        "--seconds",
-        "800",
+        *shlex.split(
+            "--config dqn-cartpole --engine ray --timestamp one --target_score 475 --steps 1000000 --seconds 800"
+        ),
     ) as program:
         assert program.until_ended(900) == 0, program.output
         assert max(row["values"].get("evaluator/episodic_return_mean", 0.0) for row in program.metrics()) >= 475
@@ -360,13 +325,7 @@ def test_f64_a_run_ends_if_a_learner_loses_its_only_actor(tmp_path, authenticate
         with Program(
             tmp_path,
             *ENDLESS,
-            "--num_learners",
-            "2",
-            "--ray.learner_placement",
-            "pack",
-            "--num_actors",
-            "2",
-            "--ray.address",
+            *shlex.split("--num_learners 2 --ray.learner_placement pack --num_actors 2 --ray.address"),
             cluster.address,
             "--ray.learner_timeout",
             "5",
@@ -504,28 +463,13 @@ def sweep(root: Path, address: str, steps: int) -> list[str]:
         "utils.sweep",
         "--root",
         str(root),
-        "--configs",
-        "dqn-cartpole",
-        "--seeds",
-        "1",
-        "2",
-        "--jobs",
-        "2",
-        "--",
-        "--engine",
-        "ray",
-        "--ray.address",
+        *shlex.split("--configs dqn-cartpole --seeds 1 2 --jobs 2 -- --engine ray --ray.address"),
         address,
         "--steps",
         str(steps),
-        "--rate_limiter.min_replay_size",
-        "200",
-        "--logger.period",
-        "0.5",
-        "--evaluator.max_steps",
-        "30",
-        "--evaluator.episodes",
-        "1",
+        *shlex.split(
+            "--rate_limiter.min_replay_size 200 --logger.period 0.5 --evaluator.max_steps 30 --evaluator.episodes 1"
+        ),
     ]
 
 

@@ -2,29 +2,17 @@
 
 import json
 import os
+import shlex
 import signal
 
 import pytest
 
 from tests.reliability.program import Program
 
-CONFIG = (
-    "--config",
-    "dqn-cartpole",
-    "--env_type",
-    "gym",
-    "--game",
-    "tests.reliability.faults:Faulty-v0",
-    "--num_envs_per_actor",
-    "2",
-    "--logger.period",
-    "0.3",
-    "--timestamp",
-    "one",
-    "--steps",
-    "100000000",
-    "--supervisor.max_restarts",
-    "1",
+CONFIG = shlex.split(
+    "--config dqn-cartpole --env_type gym --game tests.reliability.faults:Faulty-v0 "
+    "--num_envs_per_actor 2 --logger.period 0.3 --timestamp one --steps 100000000 "
+    "--supervisor.max_restarts 1"
 )
 EACH_LIFE = {"FAULTS": json.dumps([{"kind": "raise", "where": "actor", "at": 500}])}
 

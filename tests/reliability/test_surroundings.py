@@ -8,6 +8,7 @@ import json
 import os
 import random
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,23 +21,9 @@ import pytest
 from core.checkpoint import run_checkpoint
 from tests.reliability.program import PROJECT, Program
 
-CARTPOLE = (
-    "--config",
-    "dqn-cartpole",
-    "--timestamp",
-    "one",
-    "--rate_limiter.min_replay_size",
-    "100",
-    "--num_envs_per_actor",
-    "2",
-    "--agent.batch_size",
-    "16",
-    "--evaluator.episodes",
-    "1",
-    "--evaluator.max_steps",
-    "30",
-    "--logger.period",
-    "0.5",
+CARTPOLE = shlex.split(
+    "--config dqn-cartpole --timestamp one --rate_limiter.min_replay_size 100 --num_envs_per_actor 2 "
+    "--agent.batch_size 16 --evaluator.episodes 1 --evaluator.max_steps 30 --logger.period 0.5"
 )
 INLINE = (*CARTPOLE, "--engine", "inline")
 
@@ -240,16 +227,10 @@ def run_with(tmp_path, slow, *words, environment=None):
     """Run with one side about a hundred times slower; return the other side's share of a core, and metrics."""
     words = (
         *CARTPOLE,
-        "--steps",
-        "100000000",
-        "--evaluator.period",
-        "1e9",
-        "--rate_limiter.error_buffer",
-        "200",
-        "--rate_limiter.samples_per_insert",
-        "4",
-        "--memory.capacity",
-        "5000",
+        *shlex.split(
+            "--steps 100000000 --evaluator.period 1e9 --rate_limiter.error_buffer 200 "
+            "--rate_limiter.samples_per_insert 4 --memory.capacity 5000"
+        ),
         *words,
     )
     with Program(tmp_path, *words, environment=environment or {}) as program:

@@ -1,5 +1,6 @@
 """Tensors are copied in place; every process sets its threads and flushes denormal numbers."""
 
+import shlex
 import threading
 
 import pytest
@@ -44,24 +45,11 @@ def test_an_inline_run_restores_the_denormal_setting(tmp_path, threads_as_before
                 "dqn-cartpole",
                 "--root",
                 str(tmp_path),
-                "--engine",
-                "inline",
-                "--num_actors",
-                "1",
-                "--num_envs_per_actor",
-                "2",
-                "--rate_limiter.min_replay_size",
-                "20",
-                "--agent.batch_size",
-                "4",
-                "--updates",
-                "3",
-                "--evaluator.episodes",
-                "1",
-                "--evaluator.max_steps",
-                "3",
-                "--memory.capacity",
-                "500",
+                *shlex.split(
+                    "--engine inline --num_actors 1 --num_envs_per_actor 2 --rate_limiter.min_replay_size 20 "
+                    "--agent.batch_size 4 --updates 3 --evaluator.episodes 1 --evaluator.max_steps 3 "
+                    "--memory.capacity 500"
+                ),
             ]
         )
     )

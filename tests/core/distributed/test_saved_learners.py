@@ -1,5 +1,6 @@
 """Two learners resume exactly, get one state from one seed, and save a checkpoint together or not at all."""
 
+import shlex
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -18,31 +19,11 @@ from tests.reliability.test_inline import differences
 from utils.config.command_line import read_options
 from utils.launch import create_context
 
-WORDS = [
-    "--machine",
-    "test",
-    "--timestamp",
-    "one",
-    "--num_learners",
-    "2",
-    "--num_actors",
-    "2",
-    "--num_envs_per_actor",
-    "2",
-    "--agent.batch_size",
-    "16",
-]
+WORDS = shlex.split(
+    "--machine test --timestamp one --num_learners 2 --num_actors 2 --num_envs_per_actor 2 --agent.batch_size 16"
+)
 WORDS += ["--rate_limiter.min_replay_size", "100", "--learner.checkpoint_replay", "true", "--learner.prefetch", "0"]
-WORDS += [
-    "--learner.sync_check_period",
-    "1",
-    "--memory_type",
-    "prioritized",
-    "--model.hidden",
-    "16",
-    "--memory.capacity",
-    "2000",
-]
+WORDS += shlex.split("--learner.sync_check_period 1 --memory_type prioritized --model.hidden 16 --memory.capacity 2000")
 UPDATES, STEPS = 6, 200  # of each half; of each memory
 
 

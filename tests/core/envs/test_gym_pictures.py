@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 
 import cv2
 import gymnasium as gym
@@ -218,12 +219,7 @@ def test_a_config_and_the_command_line_give_the_same_options(tmp_path):
                 str(tmp_path),
                 "--env.kwargs",
                 '{"tint": 3}',
-                "--env.resolution",
-                "48",
-                "40",
-                "--env.grayscale",
-                "true",
-                "--env.wrappers",
+                *shlex.split("--env.resolution 48 40 --env.grayscale true --env.wrappers"),
                 f'["{HERE}:Doubled", ["{HERE}:Added", {{"amount": 2}}]]',
             ]
         ).env
@@ -240,27 +236,11 @@ def test_a_resumed_run_keeps_its_environment_options(tmp_path, alone):
         '{"tint": 3}',
         "--env.wrappers",
         f'["{HERE}:Doubled"]',
-        "--env.resolution",
-        "48",
-        "40",
-        "--env.grayscale",
-        "true",
+        *shlex.split("--env.resolution 48 40 --env.grayscale true"),
     )
-    short = (
-        "--updates",
-        "2",
-        "--rate_limiter.min_replay_size",
-        "20",
-        "--num_envs_per_actor",
-        "2",
-        "--agent.batch_size",
-        "4",
-        "--evaluator.episodes",
-        "1",
-        "--memory.capacity",
-        "500",
-        "--env.frame_stack",
-        "2",
+    short = shlex.split(
+        "--updates 2 --rate_limiter.min_replay_size 20 --num_envs_per_actor 2 --agent.batch_size 4 "
+        "--evaluator.episodes 1 --memory.capacity 500 --env.frame_stack 2"
     )
     first = train(
         tmp_path, *WORDS, *words, *short, "--timestamp", "one", "--engine", "inline", "--machine", "test"

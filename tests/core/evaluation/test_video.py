@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shlex
 from types import SimpleNamespace
 
 import numpy as np
@@ -203,28 +204,11 @@ def test_the_evaluator_records_every_second_evaluation(root):
         [
             "--root",
             str(root),
-            "--config",
-            "dqn-minatar-breakout",
-            "--engine",
-            "inline",
-            "--rate_limiter.min_replay_size",
-            "50",
-            "--memory.capacity",
-            "1000",
-            "--agent.batch_size",
-            "2",
-            "--evaluator.steps",
-            "40",
-            "--evaluator.episodes",
-            "1",
-            "--evaluator.max_steps",
-            "3",
-            "--evaluator.record_every",
-            "2",
-            "--evaluator.record_steps",
-            "4",
-            "--steps",
-            "170",
+            *shlex.split(
+                "--config dqn-minatar-breakout --engine inline --rate_limiter.min_replay_size 50 "
+                "--memory.capacity 1000 --agent.batch_size 2 --evaluator.steps 40 --evaluator.episodes 1 "
+                "--evaluator.max_steps 3 --evaluator.record_every 2 --evaluator.record_steps 4 --steps 170"
+            ),
         ]
     )
     context, agent = create_context(options)

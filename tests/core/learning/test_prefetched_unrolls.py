@@ -1,6 +1,7 @@
 """Unrolls that were prefetched when a run ended are learnt from after a resume."""
 
 import gc
+import shlex
 import time
 
 import numpy as np
@@ -11,33 +12,11 @@ from core.single_processes.learner import learner
 from utils.config.command_line import read_options
 from utils.launch import create_context
 
-WORDS = (
-    "--config",
-    "impala-cartpole",
-    "--machine",
-    "test",
-    "--timestamp",
-    "one",
-    "--num_actors",
-    "1",
-    "--num_envs_per_actor",
-    "4",
-    "--agent.unroll_length",
-    "5",
-    "--agent.batch_size",
-    "6",
-    "--memory.capacity",
-    "60",
-    "--learner.prefetch",
-    "3",
-    "--learner.checkpoint_replay",
-    "true",
-    "--learner.threads",
-    "1",
-    "--actor.niceness",
-    "0",
-    "--rate_limiter.min_replay_size",
-    "1",
+WORDS = shlex.split(
+    "--config impala-cartpole --machine test --timestamp one --num_actors 1 --num_envs_per_actor 4 "
+    "--agent.unroll_length 5 --agent.batch_size 6 --memory.capacity 60 --learner.prefetch 3 "
+    "--learner.checkpoint_replay true --learner.threads 1 --actor.niceness 0 "
+    "--rate_limiter.min_replay_size 1"
 )
 
 

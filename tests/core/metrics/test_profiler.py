@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -138,23 +139,12 @@ def test_a_profiled_run_has_scalars_a_table_and_a_trace(root, capsys):
         [
             "--root",
             str(root),
-            "--config",
-            "dqn-cartpole",
-            "--engine",
-            "inline",
-            "--memory_type",
-            "prioritized",
-            "--profile",
-            "--profile_trace",
-            "4",
-            "--rate_limiter.min_replay_size",
-            "100",
-            "--updates",
+            *shlex.split(
+                "--config dqn-cartpole --engine inline --memory_type prioritized --profile --profile_trace 4 "
+                "--rate_limiter.min_replay_size 100 --updates"
+            ),
             str(SKIPPED_STEPS + WARM_UP_STEPS + 10),
-            "--evaluator.episodes",
-            "1",
-            "--evaluator.max_steps",
-            "5",
+            *shlex.split("--evaluator.episodes 1 --evaluator.max_steps 5"),
         ]
     )
     context, agent = create_context(options)

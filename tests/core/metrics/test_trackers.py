@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import sys
 import threading
 import time
@@ -219,18 +220,10 @@ def train(root, *words):
         [
             "--root",
             str(root),
-            "--config",
-            "dqn-cartpole",
-            "--engine",
-            "inline",
-            "--rate_limiter.min_replay_size",
-            "50",
-            "--updates",
-            "5",
-            "--evaluator.episodes",
-            "1",
-            "--evaluator.max_steps",
-            "5",
+            *shlex.split(
+                "--config dqn-cartpole --engine inline --rate_limiter.min_replay_size 50 --updates 5 "
+                "--evaluator.episodes 1 --evaluator.max_steps 5"
+            ),
             *words,
         ]
     )

@@ -4,6 +4,7 @@ import dataclasses
 import multiprocessing
 import os
 import re
+import shlex
 import time
 
 import gymnasium as gym
@@ -29,16 +30,7 @@ from utils.config.throughput import StepCosts
 from utils.errors import ConfigurationError
 from utils.options import CONFIGS
 
-SMALL = (
-    "--num_actors",
-    "1",
-    "--num_envs_per_actor",
-    "1",
-    "--agent.batch_size",
-    "4",
-    "--rate_limiter.error_buffer",
-    "400",
-)
+SMALL = shlex.split("--num_actors 1 --num_envs_per_actor 1 --agent.batch_size 4 --rate_limiter.error_buffer 400")
 
 SMALL_ROWS = (  # one of each kind of environment and memory
     "dqn-cartpole",

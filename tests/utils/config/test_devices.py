@@ -1,6 +1,7 @@
 """Options that name devices, or need one, are validated before anything is allocated."""
 
 import re
+import shlex
 
 import pytest
 
@@ -61,10 +62,7 @@ def test_other_options_run_without_cuda(root, no_cuda, words):
                 "--config",
                 "td3-pendulum",
                 *RESIDENT,
-                "--learner.cuda_graph",
-                "on",
-                "--learner.updates_per_graph_launch",
-                "3",
+                *shlex.split("--learner.cuda_graph on --learner.updates_per_graph_launch 3"),
             ),
             "learner.updates_per_graph_launch=3 must be a multiple of 2",
         ),
@@ -78,13 +76,8 @@ def test_other_options_run_without_cuda(root, no_cuda, words):
         ),
         (("--config", "impala-cartpole", *RESIDENT), "memory_type could be shared or prioritized"),
         (
-            (
-                "--config",
-                "dqn-cartpole",
-                "--agent_type",
-                "tests.utils.config.test_devices:Own",
-                "--learner.cuda_graph",
-                "on",
+            shlex.split(
+                "--config dqn-cartpole --agent_type tests.utils.config.test_devices:Own --learner.cuda_graph on"
             ),
             "updates of agent_type=tests.utils.config.test_devices:Own cannot be "
             "captured; agent_type could be dqn or rainbow or",

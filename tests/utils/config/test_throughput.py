@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 
 import pytest
 
@@ -12,18 +13,7 @@ from utils.errors import ConfigurationError
 from utils.launch import create_context
 from utils.sweep.subprocess_run import ChildRun
 
-ROW = (
-    "--config",
-    "dqn-cartpole",
-    "--engine",
-    "inline",
-    "--machine",
-    "test",
-    "--timestamp",
-    "one",
-    "--num_envs_per_actor",
-    "0",
-)
+ROW = shlex.split("--config dqn-cartpole --engine inline --machine test --timestamp one --num_envs_per_actor 0")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -361,25 +362,11 @@ def test_a_killed_sweep_of_the_program_is_resumed(root):
         "utils.sweep",
         "--root",
         str(root),
-        "--configs",
-        "dqn-cartpole",
-        "--seeds",
-        "1",
-        "--",
-        "--engine",
-        "inline",
-        "--num_envs_per_actor",
-        "2",
-        "--evaluator.max_steps",
-        "30",
-        "--evaluator.episodes",
-        "1",
-        "--evaluator.steps",
-        "500",
-        "--logger.period",
-        "0.2",
-        "--rate_limiter.min_replay_size",
-        "200",
+        *shlex.split(
+            "--configs dqn-cartpole --seeds 1 -- --engine inline --num_envs_per_actor 2 "
+            "--evaluator.max_steps 30 --evaluator.episodes 1 --evaluator.steps 500 --logger.period 0.2 "
+            "--rate_limiter.min_replay_size 200"
+        ),
     ]
     metrics = root / "logs" / "sweep_dqn-cartpole-seed1" / "metrics.jsonl"
     process = subprocess.Popen([*command, "--steps", "1000000"], cwd=PROJECT, stdout=subprocess.DEVNULL)

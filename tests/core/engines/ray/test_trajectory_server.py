@@ -5,6 +5,7 @@ import dataclasses
 import os
 import pickle
 import re
+import shlex
 import time
 from types import SimpleNamespace
 
@@ -21,17 +22,8 @@ from core.single_processes.actor import actor  # noqa: E402
 from utils.config.command_line import read_options  # noqa: E402
 from utils.launch import create_context  # noqa: E402
 
-NOTHING = (
-    "--engine",
-    "inline",
-    "--evaluator.max_steps",
-    "1",
-    "--rate_limiter.min_replay_size",
-    "100",
-    "--num_envs_per_actor",
-    "4",
-    "--num_actors",
-    "2",
+NOTHING = shlex.split(
+    "--engine inline --evaluator.max_steps 1 --rate_limiter.min_replay_size 100 --num_envs_per_actor 4 --num_actors 2"
 )
 
 
@@ -218,18 +210,7 @@ def test_bad_options_are_reported_before_a_start(monkeypatch):
     with pytest.raises(SystemExit) as ended:
         read_options(["--config", "dqn-cartpole", "--engine", "ray", "--ray.address", "ray://10.0.0.1:10001"])
     assert ended.value.code == 2
-    halves = [
-        "--config",
-        "dqn-cartpole",
-        "--engine",
-        "ray",
-        "--num_learners",
-        "2",
-        "--num_actors",
-        "2",
-        "--ray.learner_gpus",
-        "0.5",
-    ]
+    halves = shlex.split("--config dqn-cartpole --engine ray --num_learners 2 --num_actors 2 --ray.learner_gpus 0.5")
     assert RayEngine.problems(read_options(halves)) == []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     found = RayEngine.problems(dataclasses.replace(read_options(["--device", "cpu", *halves]), device="cuda"))
