@@ -2,7 +2,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from core.envs.atari import PROTOCOLS, AtariEnv, AtariParams
 
@@ -222,9 +221,6 @@ def test_the_rendered_game_supports_no_ops_and_sticky_actions():
 
 
 def test_bad_options_are_refused_when_the_environment_is_made():
-    for wrong in ({"protocol": "clasic"}, {"frameskip": 0}):
-        with pytest.raises(ValidationError, match=f"1 validation error.*\n{next(iter(wrong))}"):
-            AtariParams(**wrong)
     with pytest.raises(ValueError, match="pong"):
         AtariEnv(AtariParams(), "pomg", 1)
     with pytest.raises(NotImplementedError):

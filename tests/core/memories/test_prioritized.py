@@ -2,7 +2,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.specs import WindowSpec
@@ -259,11 +258,6 @@ def test_the_bytes_of_the_tree_are_known_before_it_is_made(rows):
     allocated, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert memory.own_bytes(memory.params, memory.layout, memory.window) == pytest.approx(allocated, rel=0.01)
-
-
-def test_epsilon_zero_is_refused():
-    with pytest.raises(ValidationError, match="greater than 0"):
-        PrioritizedParams(priority_epsilon=0.0)
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------

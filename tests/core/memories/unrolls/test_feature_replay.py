@@ -7,9 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
-from core.memories.unrolls.feature_replay import MAX_COMPARED, STRATEGIES, CustomParams, FeatureDistanceStrategy
+from core.memories.unrolls.feature_replay import MAX_COMPARED, STRATEGIES, FeatureDistanceStrategy
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.ring_buffer import STORAGE
@@ -249,21 +248,20 @@ def test_repeated_draws_within_a_batch_do_not_anneal_lambda(monkeypatch):
     assert len(drawn) > 5 and rule.multiplier == pytest.approx(4 - 5 * 0.3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("settings", SAMPLINGS)
-def test_twenty_thousand_draws_pass_the_end_of_annealing(settings):
-    memory, actor = make(**settings, capacity=10, lambda_batches=500)
+def test_draws_pass_the_end_of_annealing(settings):
+    memory, actor = make(**settings, capacity=10, lambda_batches=50)
     actor.write(10)
     memory._ingest()
     rule, keys = memory.strategies[0], Counter()
-    for number in range(20_000):
+    for number in range(300):
         drawn = rule.draw(3)
         rule.on_batch_complete()
         assert len(drawn.fresh) == 3
         keys.update(zip(*map(np.ndarray.tolist, drawn.keys)))
-        if number == 498:
-            assert rule.multiplier == pytest.approx(1 + 3 / 500)
-    assert rule.multiplier == 1 and len(keys) == 10 and rule._draw_counts.sum() == 60_000
+        if number == 48:
+            assert rule.multiplier == pytest.approx(1 + 3 / 50)
+    assert rule.multiplier == 1 and len(keys) == 10 and rule._draw_counts.sum() == 900
 
 
 # insertion --------------------------------------------------------------------------------------------------------
@@ -425,29 +423,7 @@ def test_attentive_replay_follows_the_newest_state():
         assert sorted(distance[unroll] for unroll in found) == pytest.approx(sorted(distance.values())[:4])
 
 
-# options and checkpoints ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"capacity": 0},
-        {"dist_function": "l2"},
-        {"p": 0.5},
-        {"insert_strategy": "oldest"},
-        {"sample_strategy": "elite"},
-        {"lambda_batch_multiplier": 0.9},
-        {"alfa_annealing_factor": 0.0},
-        {"lambda_batches": 0},
-        {"elite_sampling_strategy": "strategy5"},
-        {"elite_batch_size": 0},
-        {"lambda_batch_multiplier": float("nan")},
-    ],
-)
-def test_invalid_options_are_reported(wrong):
-    with pytest.raises(ValidationError, match="1 validation error") as refused:
-        CustomParams(**wrong)
-    assert refused.value.errors()[0]["loc"] == tuple(wrong)
-
-
+# checkpoints ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("settings", SAMPLINGS)
 @pytest.mark.parametrize("insertion", [{}, INSERTION])
 @pytest.mark.parametrize("chunks", [3, 40])
