@@ -84,9 +84,8 @@ def test_the_disk_must_have_room_for_a_replay_in_checkpoints(options, monkeypatc
     assert tried[1] - tried[0] == context.memories[0].layout.nbytes > 0
 
 
-def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch, capsys):
+def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, alone, capsys):
     started, _ = create_context(options())
-    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
     chosen = options("--resume", started.options.signature)
     with pytest.raises(ConfigurationError, match="there is no checkpoint") as refused:
         create_context(chosen)
@@ -110,9 +109,8 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, monkeypatch, 
     assert "has updates=7 already: set a higher limit" in capsys.readouterr().out
 
 
-def test_a_resumed_run_that_ends_before_its_next_update_says_so(options, monkeypatch, capsys):
+def test_a_resumed_run_that_ends_before_its_next_update_says_so(options, alone, capsys):
     started, _ = create_context(options())
-    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
     clock = {**started.counters.state_dict(), **started.rate_limiter.state_dict(), "agent_steps": [30, 10]}
     state = {"agent": {}, "clock": clock, "learner": {}}
     before = started.options.rate_limiter.min_replay_size

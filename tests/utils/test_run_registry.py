@@ -24,8 +24,7 @@ def continued(root):
 
 
 @pytest.mark.parametrize("exit_code", [2, 3])
-def test_options_of_a_wrong_config_do_not_block_the_right_one(continued, monkeypatch, exit_code):
-    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)  # as if it had ended
+def test_options_of_a_wrong_config_do_not_block_the_right_one(continued, alone, exit_code):
     wrong = continued("dqn-minatar-breakout")
     run_registry.end(wrong, exit_code)
     assert [path.name for path in wrong.log_folder.iterdir()] == ["metrics.jsonl"]

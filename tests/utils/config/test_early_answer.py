@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.config.options_page import help_text
+from utils.config.options_page import help_text, page
 from utils.config.rows import find_row, from_row
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -97,4 +97,4 @@ def test_main_judges_the_rest_with_torch(without_torch, words):
 
 def test_every_declaration_is_the_same_without_torch(without_torch):
     answer = without_torch("-c", PAGE)
-    assert answer.stdout == (PROJECT / "docs" / "options.md").read_text(), answer.stderr
+    assert answer.stdout == page(), answer.stderr

@@ -134,9 +134,7 @@ def test_a_trial_plays_splits_as_an_actor_does_and_closes_them(options, monkeypa
     assert made == [(2, 4), (2, 8)] and closed == [["CartPole-v1"] * 2] * 2 and found in (4, 8)
 
 
-def test_a_resumed_run_keeps_the_number_it_found(options, tried, root, monkeypatch):
-    # as if the first run had ended
-    monkeypatch.setattr("core.common.files.fcntl.flock", lambda descriptor, operation: None)
+def test_a_resumed_run_keeps_the_number_it_found(options, tried, root, alone):
     create_context(options())
     words = ["--root", str(root), "--resume", "test_one"]
     assert (
