@@ -186,19 +186,3 @@ def test_greedy_acting_takes_the_best_action():
     output = make_agent().act(step, (), None)
     assert output.action.tolist() == [1, 0]
     assert output.extras["q_taken"].tolist() == output.extras["q_max"].tolist() == [4.0, -2.0]
-
-
-def test_a_checkpoint_continues_training_exactly():
-    straight, first, second = (
-        make_agent(lr_schedule="linear", lr_schedule_updates=10),
-        make_agent(lr_schedule="linear", lr_schedule_updates=10),
-        make_agent(lr_schedule="linear", lr_schedule_updates=10),
-    )
-    for _ in range(6):
-        straight.learn(make_batch(*ONE))
-    for _ in range(3):
-        first.learn(make_batch(*ONE))
-    second.load_state_dict(first.state_dict())
-    for _ in range(3):
-        second.learn(make_batch(*ONE))
-    assert torch.equal(straight.model.weight, second.model.weight)

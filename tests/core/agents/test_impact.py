@@ -301,36 +301,3 @@ def test_statistics_are_means_over_the_steps_with_an_action():
     }
     assert {name: float(output.statistics[name]) for name in expected} == pytest.approx(expected)
     assert not any(value.requires_grad for value in output.statistics.values())
-
-
-@pytest.mark.parametrize(
-    "settings", [{"optimizer": "rmsprop"}, {"optimizer": "rmsprop", "rmsprop_centered": True}, {"optimizer": "adam"}]
-)
-def test_a_checkpoint_continues_training_exactly(settings):
-    batches, logits, values = [], None, None
-    for seed in range(8):
-        batch, logits, values = random_unrolls(seed=seed, streams=6)
-        batches.append(batch)
-    straight, first, second = (
-        table_agent(
-            Impact,
-            logits,
-            values,
-            target_update_period=2,
-            kl_coefficient=0.4,
-            kl_target=1e-9,
-            lr_schedule="linear",
-            lr_schedule_updates=10,
-            **settings,
-        )
-        for _ in range(3)
-    )
-    for batch in batches:
-        straight.learn(batch)
-    for batch in batches[:3]:  # ends within the target's period
-        first.learn(batch)
-    second.load_state_dict(deepcopy(first.state_dict()))
-    for batch in batches[3:]:
-        second.learn(batch)
-    assert not differences(straight.state_dict(), second.state_dict())
-    assert straight.state_dict()["kl_coefficient"] == pytest.approx(0.4 * 2**4)

@@ -335,28 +335,6 @@ def test_statistics_are_means_over_the_steps_with_an_action():
     assert not any(value.requires_grad for value in output.statistics.values())
 
 
-@pytest.mark.parametrize(
-    "settings", [{"optimizer": "rmsprop"}, {"optimizer": "rmsprop", "rmsprop_centered": True}, {"optimizer": "adam"}]
-)
-def test_a_checkpoint_continues_training_exactly(settings):
-    batches, logits, values = [], None, None
-    for seed in range(6):
-        batch, logits, values = random_unrolls(seed=seed, streams=6)
-        batches.append(batch)
-    straight, first, second = (
-        table_agent(Impala, logits, values, lr_schedule="linear", lr_schedule_updates=10, **settings) for _ in range(3)
-    )
-    for batch in batches:
-        straight.learn(batch)
-    for batch in batches[:3]:
-        first.learn(batch)
-    second.load_state_dict(deepcopy(first.state_dict()))
-    for batch in batches[3:]:
-        second.learn(batch)
-    assert not differences(straight.state_dict(), second.state_dict())
-    assert differences(first.state_dict(), second.state_dict())
-
-
 def test_the_gradient_is_clipped_as_a_whole():
     batch, logits, values = random_unrolls(seed=6)
     agent = table_agent(Impala, logits, values, clip_norm=0.5)

@@ -319,28 +319,7 @@ def test_learning_moves_means_and_sigmas():
     assert unmoved == [] and any(name.endswith("bias_sigma") for name in before)
 
 
-# checkpoints and configs ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("distribution", ["categorical", "quantile"])
-def test_a_checkpoint_continues_training_exactly(distribution):
-    straight, first, second = (make_noisy(distribution=distribution, target_update_period=4) for _ in range(3))
-    first.load_state_dict(straight.state_dict())
-    states = []
-    for number in range(6):
-        torch.manual_seed(number)
-        straight.learn(random_batch(2, seed=number))
-        torch.manual_seed(number)
-        if number == 3:
-            second.load_state_dict(first.state_dict())
-            torch.manual_seed(number)
-        (first if number < 3 else second).learn(random_batch(2, seed=number))
-        states.append(straight.target.state_dict()["q.value.0.weight"].clone())
-    for one, other in ((straight.model, second.model), (straight.target, second.target)):
-        assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in one.state_dict().items())
-    assert torch.equal(states[0], states[2]) and not torch.equal(states[2], states[3]), (
-        "the target was copied after four updates"
-    )
-
-
+# configs ----------------------------------------------------------------------------------------------------------
 ROW = "rainbow-minatar-breakout"
 MEMORY = {
     "memory_type": "shared",
