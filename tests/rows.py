@@ -1,4 +1,4 @@
-"""Name configs that need an extra besides those of `make test`, and one config of each kind."""
+"""Name configs that need an extra besides those of `make test`, and one config of each class."""
 
 import pytest
 
@@ -12,7 +12,8 @@ NEEDS = {
     "sac-point-maze": "gymnasium_robotics",
 }
 CLASSES = ("agent_type", "env_type", "memory_type", "model_type")
-KINDS = list({tuple(row[name] for name in CLASSES): row["name"] for row in reversed(CONFIGS)}.values())
+# One config of each class.
+KINDS = list(dict.fromkeys({(name, row[name]): row["name"] for row in reversed(CONFIGS) for name in CLASSES}.values()))
 # One config of each agent and memory, without Atari where possible, and one of each set of settings, whatever the game.
 PAIRS = list(
     {

@@ -65,7 +65,7 @@ def allocated(monkeypatch):
 
 
 @pytest.mark.parametrize("name", slow_except(SMALL_ROWS, dict.fromkeys((*KINDS, *SMALL_ROWS))))
-def test_every_kind_of_config_passes_and_leaves_no_file(name, options, root, allocated, monkeypatch, capsys):
+def test_a_config_of_every_class_passes_and_leaves_no_file(name, options, root, allocated, monkeypatch, capsys):
     monkeypatch.setattr(memory_budget, "available_bytes", lambda: 10**12)
     skip_unless_installed(name)
     descriptors, children = set(os.listdir("/proc/self/fd")), multiprocessing.active_children()
