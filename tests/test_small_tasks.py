@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ RULES = {
     "elite kl": {**ELITE, "dist_function": "kl_div"},
     "elite insertion": {**ELITE, "insert_strategy": "elite_insertion", "elite_batch_size": 10},
 }
+UNLIKE = ("standard", "reservoir", "attentive", "elite insertion")  # beside strategy 3, which half precision has
 
 
 def best_score(tmp_path, *words: str) -> float:
@@ -36,10 +38,10 @@ def best_score(tmp_path, *words: str) -> float:
     return context.counters.scores[1]
 
 
-def marked(slow: str, *others: str) -> list[Any]:
-    """Return agents, of which one learns in `make test-all` and the others in `make learn`."""
+def marked(slow: Iterable[str], others: Iterable[str]) -> list[Any]:
+    """Return names, of which some learn in `make test-all` and the others in `make learn`."""
     return [
-        pytest.param(slow, marks=pytest.mark.slow),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in slow),
         *(pytest.param(each, marks=pytest.mark.learn) for each in others),
     ]
 
@@ -53,8 +55,7 @@ def test_v_trace_learns_catch_from_a_queue(tmp_path):
     assert best_score(tmp_path, *CATCH) >= 0.9
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", marked(UNLIKE, [name for name in RULES if name not in UNLIKE]))
 def test_v_trace_learns_catch_with_every_replay_strategy(tmp_path, name):
     assert best_score(tmp_path, *CATCH, *mixed(0.5, **RULES[name])) >= 0.9
 
@@ -106,7 +107,7 @@ CATCH_BY_VALUES = shlex.split(
 )
 
 
-@pytest.mark.parametrize("distribution", marked("categorical", "quantile"))
+@pytest.mark.parametrize("distribution", marked(["categorical"], ["quantile"]))
 def test_rainbow_learns_catch_with_either_distribution(tmp_path, distribution):
     """Epsilon adds random actions: noise alone may fade before the paddle has caught a ball in every column."""
     words = "--config", "rainbow-minatar-breakout", *CATCH_BY_VALUES, "--agent.v_min", "-1", "--agent.v_max", "1"
@@ -114,7 +115,7 @@ def test_rainbow_learns_catch_with_either_distribution(tmp_path, distribution):
     assert best_score(tmp_path, *words, *epsilon, "--agent.distribution", distribution) >= 0.9
 
 
-@pytest.mark.parametrize("agent", marked("munchausen-iqn", "iqn", "munchausen-dqn"))
+@pytest.mark.parametrize("agent", marked(["munchausen-iqn"], ["iqn", "munchausen-dqn"]))
 def test_iqn_and_munchausen_learn_catch(tmp_path, agent):
     words = "--config", f"{agent}-minatar-breakout", *CATCH_BY_VALUES, "--agent.exploration_epsilon_steps", "3000"
     assert best_score(tmp_path, *words, "--agent.n_step", "3") >= 0.9
@@ -138,7 +139,7 @@ def test_a_cue_is_remembered_only_with_an_lstm(tmp_path):
     assert best_score(tmp_path / "without", *words, "--steps", "24000", "--model.lstm", "0") < 0.3
 
 
-@pytest.mark.parametrize("agent", marked("ppo", "dqn", "impala", "impact"))
+@pytest.mark.parametrize("agent", marked(["ppo"], ["dqn", "impala", "impact"]))
 def test_several_choices_are_learnt_at_once(tmp_path, agent):
     """Random play scores 2.3, and every choice right 5."""
     words = (

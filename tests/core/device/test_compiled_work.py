@@ -97,8 +97,8 @@ def test_recorded_updates_in_bfloat16_follow_the_weights_of_both_networks(monkey
 @pytest.mark.parametrize(
     "name",
     [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("dqn", "td3", "sac", "ppo")),
-        *(pytest.param(name, marks=pytest.mark.learn) for name in ("rainbow", "iqn", "ddpg", "d4pg", "impala")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("td3", "sac", "ppo")),
+        *(pytest.param(name, marks=pytest.mark.learn) for name in ("dqn", "rainbow", "iqn", "ddpg", "d4pg", "impala")),
     ],
 )
 def test_compiled_updates_equal_eager_ones(name, tmp_path):
