@@ -2,7 +2,9 @@
 
 import copy
 import json
+import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from core.checkpoint import model_file, run_checkpoint
 from core.runtime.context import Context
 from core.trajectory.ring_buffer import Trajectories
 from tests.selection import slow_except
+from tests.test_documented_metrics import documented, is_reporter, reporters
 from utils.config.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, ProcessesDict
 from utils.launch import create_context
@@ -147,20 +150,46 @@ def test_the_runs_cover_every_agent():
     assert {read_options(words).agent_type for words in RUNS.values()} == set(AgentsDict)
 
 
-@pytest.mark.parametrize("name", slow_except(QUICK, RUNS))
-def test_f34_a_seed_determines_the_weights(tmp_path, name):
+def arguments_of(name: str) -> tuple[str, ...]:
     actors = "1" if name in ("ppo", "pqn", "masks") else "2"  # whose batch is an unroll of every environment
-    arguments = (*RUNS[name], "--steps", "400", "--num_actors", actors)
-    first = saved(train(tmp_path / "a", *arguments))
-    context = train(tmp_path / "b", *arguments, "--seed", "2")
+    return *RUNS[name], "--steps", "400", "--num_actors", actors
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return a function that trains a run of RUNS once, and returns its options, checkpoint and metrics."""
+
+    @cache
+    def run(name):
+        context = train(tmp_path_factory.mktemp("run"), *arguments_of(name), "--logger.period", "0.01")
+        return context.options, saved(context), metrics(context)
+
+    return run
+
+
+@pytest.mark.parametrize("name", slow_except(QUICK, RUNS))
+def test_f34_a_seed_determines_the_weights(tmp_path, recorded, name):
+    _, first, _ = recorded(name)
+    context = train(tmp_path / "b", *arguments_of(name), "--seed", "2")
     other = saved(context)
-    if name in QUICK:  # of the others, the next test compares two runs of a seed
-        assert not differences(first["agent"], saved(train(tmp_path / "c", *arguments))["agent"])
+    if name in QUICK:  # of the others, test_f26 compares two runs of a seed
+        assert not differences(first["agent"], saved(train(tmp_path / "c", *arguments_of(name)))["agent"])
     weights, _ = model_file.load_weights(context.options.checkpoint_folder)
     model_file.load_into(model := context.make_agent().model, weights, context.options.checkpoint_folder)
     # a checkpoint of every agent is a model to test
     assert not differences(other["agent"]["model"], dict(model.state_dict()))
     assert differences(first["agent"]["model"], other["agent"]["model"])
+
+
+@pytest.mark.parametrize("name", slow_except(QUICK, RUNS))
+def test_every_metric_of_a_run_is_documented(recorded, name):
+    options, _, lines = recorded(name)
+    written = {re.sub(r"_\d+$", "", metric) for values in lines for metric in values}
+    assert written and written <= documented()
+    members = json.loads(getattr(options.memory, "replay_parameters", "[]"))
+    names = {options.agent_type, options.memory_type, *(member["type"] for member in members)}
+    columns = reporters()
+    assert [metric for metric in written & columns.keys() if not is_reporter(names, columns[metric])] == []
 
 
 @pytest.mark.parametrize("steps", [500, pytest.param(2_000, marks=pytest.mark.faults)])
