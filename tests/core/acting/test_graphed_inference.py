@@ -80,44 +80,25 @@ def test_captured_inference_equals_eager_inference(name):
 
 
 @pytest.mark.parametrize("name", ACTING)
-def test_static_inference_reads_no_value_and_keeps_its_shapes(name, monkeypatch):
+def test_static_inference_can_be_captured(name, monkeypatch):
+    """A graph reads no value, repeats its shapes and keeps tensors made outside the inference mode of `act`."""
     calls, call = [], StaticInputs._call
 
     def watched(self):
+        assert not torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
         with Watch() as watch:
             call(self)
         calls.append(watch)
-
-    monkeypatch.setattr(StaticInputs, "_call", watched)
-    agent = make_agent(name)
-    capture_forward(agent.model, capture=False)
-    exploration, draw = agent.exploration(0, 1, STREAMS, np.random.default_rng(5)), np.random.default_rng(1)
-    for _ in range(3):
-        agent.act(seen(draw), agent.initial_state(STREAMS), exploration)
-    assert all(watch.looks == [] and watch.shapes == calls[0].shapes != [] for watch in calls) and len(calls) == 3
-
-
-@pytest.mark.parametrize("name", ACTING)
-def test_static_tensors_are_made_outside_inference_mode(name, monkeypatch):
-    """`act` runs in inference mode, but tensors that a captured graph keeps of its generator must not be made in it."""
-    calls, call = [], StaticInputs._call
-
-    def watched(self):
-        calls.append(torch.is_inference_mode_enabled() or torch.is_grad_enabled())
-        call(self)
         assert not any(leaf.is_inference() or leaf.requires_grad for leaf in tree_leaves((self._inputs, self._output)))
 
     monkeypatch.setattr(StaticInputs, "_call", watched)
     agent = make_agent(name)
     capture_forward(agent.model, capture=False)
-    exploration, draw, state = (
-        agent.exploration(0, 1, STREAMS, np.random.default_rng(5)),
-        np.random.default_rng(1),
-        None,
-    )
+    exploration, draw = agent.exploration(0, 1, STREAMS, np.random.default_rng(5)), np.random.default_rng(1)
+    state = agent.initial_state(STREAMS)
     for _ in range(3):
-        state = agent.act(seen(draw), agent.initial_state(STREAMS) if state is None else state, exploration).state
-    assert calls == [False] * 3
+        state = agent.act(seen(draw), state, exploration).state
+    assert all(watch.looks == [] and watch.shapes == calls[0].shapes != [] for watch in calls) and len(calls) == 3
 
 
 def test_an_answer_is_not_overwritten_by_the_next():
