@@ -121,6 +121,8 @@ class Optimizer:
     Once steps are planned (`plan`), python reads no tensor in them, so that they can be captured as a CUDA graph.
 
     Args:
+        parameters: those to change; fixed ones (`requires_grad` False) are left out.
+        params: options of the optimiser.
         sums: losses are sums over the windows of a batch; else they are means.
         period: updates of the agent for one step of this optimiser. Schedules count updates.
         steps_per_update: steps of this optimiser in one update of the agent, which have one learning rate.
@@ -144,7 +146,9 @@ class Optimizer:
         steps_per_update: int = 1,
         run_progress: Callable[[], float] | None = None,
     ):
-        self._parameters, self._params, self._sums, self._period = list(parameters), params, sums, period
+        # Fixed ones have no gradient, which the exchange would wait for; its zeros would let weight decay change them.
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._params, self._sums, self._period = params, sums, period
         self._steps_per_update, self._run_progress = steps_per_update, run_progress or (lambda: 0.0)
         needs_updates = params.lr_schedule == "step" or (params.lr_schedule != "constant" and run_progress is None)
         if needs_updates and params.lr_schedule_updates is None:

@@ -85,6 +85,19 @@ def test_bfloat16_keeps_learners_alike_and_errs_by_rounding_only(learners):
     assert (error <= bound).all() and error.max() > 1e-4 * gradients.abs().max()
 
 
+def test_a_fixed_layer_is_neither_sent_nor_decayed(monkeypatch):
+    monkeypatch.setattr(gradients_module, "BUCKET_BYTES", 64)
+    model = network()
+    fixed, trained = model[2].requires_grad_(False), model[4].weight
+    before = flat(fixed.parameters()), trained.clone()
+    optimizer = Optimizer(model.parameters(), OptimizerParams(learning_rate=0.1, weight_decay=1.0))
+    _, _, applied = Alike(sums=100).run(
+        lambda: optimizer.minimise(12, lambda part: Loss(loss_of(model, batch_of(0)), {}))
+    )
+    assert applied and not torch.equal(trained, before[1])
+    assert torch.equal(flat(fixed.parameters()), before[0])
+
+
 def test_hooks_of_a_backward_pass_are_gone_after_it():
     model = network()
     exchange = GradientExchange(list(model.parameters()))
