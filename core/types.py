@@ -108,7 +108,10 @@ class TransitionBatch(NamedTuple):
 
 
 class ActorCriticOutput(NamedTuple):
-    """Output of the kind "actor-critic": [B, ...] of one step, [T, B, ...] of an unroll."""
+    """Output of the kind "actor-critic": [B, ...] of one step, [T, B, ...] of an unroll.
+
+    A model may return another named tuple, of these fields and more.
+    """
 
     logits: Tensor  # [..., P] parameters of the policy (core/ops/policy_distributions.py): logits of A actions
     value: Tensor  # [...]

@@ -36,7 +36,7 @@ from core.ops.policy_losses import MAX_LOG_RATIO, clipped_policy_loss, clipped_v
 from core.ops.returns import generalised_advantages
 from core.ops.vtrace import lambda_advantages, vtrace
 from core.specs import ArraySpec
-from core.types import ACTION_MASK, ActorCriticOutput, Batch, State, TimeStep, Window
+from core.types import ACTION_MASK, ActorCriticOutput, Batch, State, TimeStep, Window, tree_map
 
 MAX_REWARD = 10.0  # bound of normalised rewards, as in CleanRL
 
@@ -84,6 +84,7 @@ class Samples(NamedTuple):
     weights: Tensor  # 1 where an action was taken, else 0
     legal: Tensor | None  # the actions' masks; None if the environment has none
     states: State  # before step 0, each [N, ...]
+    extras: dict[str, Tensor]  # fields of a subclass
 
     def select(self, index: Tensor | slice) -> "Samples":
         """Return some of the N samples."""
@@ -97,8 +98,8 @@ class Samples(NamedTuple):
 
     def map(self, of_field: Callable[[Tensor], Tensor], of_state: Callable[[Tensor], Tensor]) -> "Samples":
         """Apply a function to every field and another to every state."""
-        legal = None if self.legal is None else of_field(self.legal)
-        return Samples._make([*map(of_field, self[:8]), legal, tuple(map(of_state, self.states))])
+        samples: Samples = tree_map(of_field, self._replace(states=()))
+        return samples._replace(states=tuple(map(of_state, self.states)))
 
 
 class PPO(RolloutAgent, ActorCriticAgent):
@@ -142,7 +143,10 @@ class PPO(RolloutAgent, ActorCriticAgent):
     def learn(self, batch: Batch) -> LearnerOutput:
         self.set_training(True)
         window = batch.window.to(self.device)
-        samples, statistics = self._samples(window, batch.on_policy)
+        with torch.no_grad():
+            samples, statistics = self.samples(window, batch.on_policy)
+        if not self._is_recurrent:
+            samples = samples.map(lambda field: field.flatten(0, 1)[None], lambda state: state)
         learnt, applied = self._epochs.learn(
             samples,
             samples.weights.shape[1],
@@ -157,9 +161,12 @@ class PPO(RolloutAgent, ActorCriticAgent):
         is_near: Tensor = all_reduce_mean(statistics["approximate_kl"]) <= self.params.target_kl
         return is_near
 
-    @torch.no_grad()
-    def _samples(self, window: Window, on_policy: bool) -> tuple[Samples, dict[str, Tensor]]:
-        """Return the samples of a rollout, with advantages and value targets by the parameters before the update."""
+    def samples(self, window: Window, on_policy: bool) -> tuple[Samples, dict[str, Tensor]]:
+        """Return the samples [T, B, ...] of a rollout, and statistics of them; no gradients are recorded.
+
+        Advantages and value targets are by the parameters before the update. A subclass may change them, and add
+        fields that its `loss` reads to `extras`.
+        """
         params, valid = self.params, ~window.lasts[:-1]  # [T, B]: steps where an action was taken
         rewards, discounts = self._rewards(window, valid), params.gamma * window.discounts[:-1]
         actions, values = self.taken_actions(window), window.extras["value"][:-1]
@@ -185,9 +192,8 @@ class PPO(RolloutAgent, ActorCriticAgent):
             valid.to(values.dtype),
             window.extras[ACTION_MASK][:-1] if self.spec.has_action_mask else None,
             window.states[: len(window.states) - params.normalize_rewards],
+            {},
         )
-        if not self._is_recurrent:
-            samples = samples.map(lambda field: field.flatten(0, 1)[None], lambda state: state)
         residuals = (samples.targets - samples.values) * samples.weights
         statistics = {"value_mean": values.mean(), "explained_variance": _explained_variance(samples, residuals)}
         return samples, statistics
@@ -224,8 +230,20 @@ class PPO(RolloutAgent, ActorCriticAgent):
 
     def _loss(self, minibatch: Samples, part: slice | None) -> Loss:
         """Compute the loss of a minibatch, or its share of the loss if it is a part."""
-        params, samples = self.params, minibatch if part is None else minibatch.select(part)
+        samples = minibatch if part is None else minibatch.select(part)
         output, _ = self.model.unroll(samples.observations, samples.firsts, samples.states)
+        return self.loss(samples, output)
+
+    def loss(self, samples: Samples, output: ActorCriticOutput) -> Loss:
+        """Compute the loss of a minibatch or a part of it, and its statistics.
+
+        All of them are sums over the steps, weighted by `samples.weights`.
+
+        Args:
+            samples: Those of the minibatch, with normalised advantages.
+            output: The network's for these samples.
+        """
+        params = self.params
         logits = mask_actions(output.logits, samples.legal)
         log_ratios = self.policy.log_probs(logits, samples.actions) - samples.log_probs
         log_ratios = log_ratios.clamp(max=MAX_LOG_RATIO)

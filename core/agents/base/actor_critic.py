@@ -143,12 +143,11 @@ class ActorCriticAgent(Agent):
         output, state = self.model(on_device(timestep.observation, self.device), state)
         legal = None if timestep.action_mask is None else on_device(timestep.action_mask, self.device)
         output = output._replace(logits=mask_actions(output.logits, legal))
-        logits, value, features = (tensor.cpu().numpy() for tensor in output)
+        extras = {name: tensor.cpu().numpy() for name, tensor in output._asdict().items()}
         if exploration is None:
             action = self.policy.likeliest(output.logits).cpu().numpy()
         else:
-            action = self.policy.sample(logits, exploration.generator)
-        extras = {"logits": logits, "value": value, "features": features}
+            action = self.policy.sample(extras["logits"], exploration.generator)
         if self._has_numbers:
             extras["drawn_action"] = action
             action = self._executed(torch.from_numpy(action)).numpy()

@@ -3,6 +3,7 @@
 from collections import Counter
 from functools import partial
 from math import exp, log
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from core.agents.ppo import MAX_REWARD, PPO
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.specs import ArraySpec, Continuous, EnvSpec
 from core.types import TimeStep
-from tests.core.agents.unrolls import A, columns, random_unrolls, softmax, table_agent, vtrace_targets
+from tests.core.agents.unrolls import SPEC, A, Table, columns, random_unrolls, softmax, table_agent, vtrace_targets
 from tests.core.learning import test_staged_update
 from tests.reliability.test_inline import train
 
@@ -146,6 +147,56 @@ def test_an_update_equals_the_slow_sums(name):
     assert float(output.statistics["epochs"]) == epochs
     assert (epochs < agent.params.epochs) == (name == "stopped by the KL")
     assert (abs(z - logits.reshape(-1, A)) > 1e-3).any() and (abs(v - values.flatten()) > 1e-3).any()
+
+
+class TwoValues(NamedTuple):
+    logits: torch.Tensor
+    value: torch.Tensor
+    features: torch.Tensor
+    second: torch.Tensor
+
+
+class TwoValueTable(Table):
+    """The second value is twice the number of the state."""
+
+    def forward(self, observation, state):
+        output, state = super().forward(observation, state)
+        return TwoValues(*output, 2.0 * observation[:, 0]), state
+
+
+class TwoValuePPO(PPO):
+    @property
+    def extras(self):
+        return {**super().extras, "second": ArraySpec((), "float32")}
+
+    def samples(self, window, on_policy):
+        samples, statistics = super().samples(window, on_policy)
+        return samples._replace(extras={"number": window.observations[:-1, :, 0]}), statistics
+
+    def loss(self, samples, output):
+        assert torch.equal(samples.extras["number"], samples.observations[..., 0])
+        loss = super().loss(samples, output)
+        second = (samples.weights * (output.second - samples.extras["number"])).sum()
+        return loss._replace(loss=loss.loss + second, statistics={**loss.statistics, "second": second})
+
+
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_a_subclass_adds_fields_to_output_samples_and_loss(minibatches):
+    batch, logits, values = random_unrolls(3, length=6, streams=10)
+    params = TwoValuePPO.Params(batch_size=10, unroll_length=6, minibatches=minibatches)
+    agent = TwoValuePPO(params, SPEC, lambda: TwoValueTable(logits, values))
+    agent.init_learner()
+    step = TimeStep(np.array([[4], [7]]), *[np.zeros(2)] * 5)
+    stored = agent.act(step, (), None).extras
+    assert agent.extras.keys() <= stored.keys() and stored["second"].tolist() == [8, 14]
+    plain = table_agent(PPO, logits, values, batch_size=10, minibatches=minibatches, gamma=0.99, clip_norm=0.5)
+    torch.manual_seed(5)
+    output = agent.learn(batch)
+    torch.manual_seed(5)
+    expected = plain.learn(batch).statistics
+    assert float(output.statistics["second"]) > 0
+    loss = expected["loss"] + output.statistics["second"]
+    torch.testing.assert_close(output.statistics["loss"], loss)
 
 
 def test_a_stopped_update_counts_all_its_steps_in_the_schedule():
