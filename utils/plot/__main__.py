@@ -6,10 +6,10 @@
     python -m utils.plot docs/results/replay-study-breakout.csv
     python -m utils.plot --summary logs/atari_*
 
-Runs are log folders or CSV files written by --csv. Folders that are no run, and runs without values to draw, are named
-and skipped. Runs that differ only in their seed (utils/plot/curves.py) make one curve with a bootstrap band; it
-ends where the shortest of them ends. The legend says in what groups differ. The summary takes the mean of each run's
-evaluations after 80 % of its steps. Needs matplotlib: pip install -e ".[plots]".
+Runs are log folders or CSV files written by --csv. Folders that are no run are named and skipped. So are runs without
+values of a metric, in its panel. Runs that differ only in their seed (utils/plot/curves.py) make one curve with a
+bootstrap band; it ends where the shortest of them ends. The legend says in what groups differ. The summary takes the
+mean of each run's evaluations after 80 % of its steps. Needs matplotlib: pip install -e ".[plots]".
 """
 
 import argparse

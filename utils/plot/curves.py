@@ -95,17 +95,18 @@ def read(sources: Iterable[Path], metrics: Sequence[str], optional: Iterable[str
 
 
 def usable(sources: Sequence[Path], metrics: Sequence[str], optional: Iterable[str] = ()) -> list[Run]:
-    """Return the runs that have points of every metric, under distinct names.
+    """Return the runs that have points of any of the metrics, under distinct names.
 
-    Other runs are skipped and named on stderr. A source that is given twice is read once.
+    Other runs are skipped. stderr names the runs without points of a metric, whose curve of it is empty. A source that
+    is given twice is read once.
 
     Args:
         sources: Log folders and CSV files.
-        metrics: Metrics that a run must have.
+        metrics: Metrics of which a run must have one.
         optional: Further metrics, which are read from the sources that have them.
 
     Raises:
-        ConfigurationError: a source does not exist, or no run is left.
+        ConfigurationError: a source does not exist, or no run has points of one of the metrics.
     """
     if absent := [
         f"{source} does not exist: name log folders or CSV files" for source in sources if not os.path.exists(source)
@@ -115,23 +116,35 @@ def usable(sources: Sequence[Path], metrics: Sequence[str], optional: Iterable[s
     kept, errors, skipped = list[tuple[Path, Run]](), list[str](), dict[str, list[str]]()
     for source in sources:
         try:
-            runs = read([source], metrics, optional)
+            runs = read([source], (), [*metrics, *optional])
         except ConfigurationError as refused:
             errors += refused.problems
             missing = refused.missing if isinstance(refused, NoCurves) else refused.problems[0]
             skipped.setdefault(missing, []).append(str(source))
             continue
-        empty = {run.name: name for run in runs for name in reversed(metrics) if not run.curves[name].steps.size}
-        kept += [(source, run) for run in runs if run.name not in empty]
-        for run_name, metric in empty.items():
-            errors.append(f"{run_name} has no values of {metric}")
-            skipped.setdefault(f"no values of {metric}", []).append(run_name)
-    if not kept:
-        others = [f"{len(errors) - MAX_LISTED} others cannot be drawn either"] if errors[MAX_LISTED:] else []
-        raise ConfigurationError([*errors[:MAX_LISTED], *others])
+        empty = dict.fromkeys(metrics, curve_of(()))
+        kept += [(source, run._replace(curves=empty | run.curves)) for run in runs]
+    for metric in metrics:
+        without = [(source, run) for source, run in kept if not run.curves[metric].steps.size]
+        if without:
+            skipped[f"no values of {metric}"] = [run.name for _, run in without]
+        if len(without) == len(kept):
+            errors += [_why_empty(source, run, metric) for source, run in without]
+            others = [f"{len(errors) - MAX_LISTED} others cannot be drawn either"] if errors[MAX_LISTED:] else []
+            raise ConfigurationError([*errors[:MAX_LISTED], *others])
     for missing, names in skipped.items():
         log_to_stderr(f"passed over ({missing}): {', '.join(names)}")
+    kept = [(source, run) for source, run in kept if any(run.curves[metric].steps.size for metric in metrics)]
     return _distinct(kept)
+
+
+def _why_empty(source: Path, run: Run, metric: str) -> str:
+    """Return why a run has no points of a metric."""
+    try:
+        read([source], [metric])
+    except NoCurves as refused:
+        return refused.problems[0]
+    return f"{run.name} has no values of {metric}"
 
 
 def _distinct(runs: Sequence[tuple[Path, Run]]) -> list[Run]:

@@ -134,7 +134,8 @@ def draw_curves(
         unused.remove()
     for panel, (metric, axis) in zip(grid.flat, panels):
         for label, runs in groups.items():
-            _draw_group(panel, [run.curves[metric] for run in runs], axis, statistic, label, each)
+            curves = [run.curves[metric] for run in runs if run.curves[metric].steps.size]
+            _draw_group(panel, curves, axis, statistic, label, each)
         if axis == "steps":
             panel.xaxis.set_major_formatter(EngFormatter())
         panel.set(xlabel=AXES[axis][2], ylabel=metric)
@@ -163,6 +164,9 @@ def _draw_legend(figure: Any, panel: Any, num_columns: int) -> None:
 
 def _draw_group(panel: Any, curves: Sequence[Curve], axis: str, statistic: str, label: str, each: bool) -> None:
     field, unit, _ = AXES[axis]
+    if not curves:  # An empty line gives the group the same colour in all panels, and its place in the legend.
+        panel.plot([], [], label=label)
+        return
     points, values = on_grid(curves, field)
     if len(curves) > 1:
         label = f"{label} ({len(curves)} runs)"

@@ -157,11 +157,28 @@ def test_folders_without_curves_are_skipped_and_reported(run, runs, tmp_path, ca
         "passed over (no log folder of a run)": ", ".join(
             str(tmp_path / name) for name in ("note.txt", "sweep", "waits")
         ),
-        f"passed over (no values of {SCORE})": f"empty, {tmp_path / 'foreign'}, {tmp_path / 'new'}",
+        f"passed over (no values of {SCORE})": "empty, foreign, new",
+        "passed over (no values of loss)": "empty, foreign, new",
     }
     assert {line.split(",")[0] for line in (tmp_path / "curves.csv").read_text().splitlines()[1:]} == {
         folder.name for folder in runs
     }
+
+
+def test_a_run_is_drawn_in_the_panels_of_the_metrics_that_it_has(run, runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plot, "save", lambda figure, *_: drawn.append(figure) or [])
+    drawn, other = [], run("other", [1.0, 2.0], "a-first")
+    (other / "metrics.jsonl").write_text((other / "metrics.jsonl").read_text().replace("loss", "extra"))
+    words = [*map(str, [*runs, other]), "--output", str(tmp_path / "curves"), "--metric", "extra", SCORE]
+    assert plot.main(words) == 0
+    extra, score = (lines(panel) for panel in drawn[0].axes)
+    assert extra.keys() == {"dqn-cartpole", "a-first"} and score.keys() == {"dqn-cartpole (4 runs)", "a-first"}
+    assert extra["a-first"].get_xdata().tolist() == [100, 200] and not len(extra["dqn-cartpole"].get_xdata())
+    assert extra["a-first"].get_color() == score["a-first"].get_color()
+    assert capsys.readouterr().err == f"passed over (no values of extra): {', '.join(each.name for each in runs)}\n"
+    with pytest.raises(SystemExit):
+        plot.main([*words, "lss"])
+    assert "local_1 has no values of lss, did you mean loss?" in capsys.readouterr().err
 
 
 def test_if_nothing_can_be_drawn_each_reason_is_an_error(run, tmp_path, capsys):
