@@ -299,8 +299,16 @@ class Agent(ABC):
         return {name: part.state_dict() for name, part in self.checkpoint_parts().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`. The order of its keys means nothing."""
-        for name, part in self.checkpoint_parts().items():
+        """Continue from `state_dict`. The order of its keys means nothing.
+
+        Raises:
+            ValueError: the state lacks a part, such as one that the agent's class did not have when it was stored.
+        """
+        parts = self.checkpoint_parts()
+        if missing := parts.keys() - state.keys():
+            name = type(self).__name__
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}, which {name}.checkpoint_parts now names")
+        for name, part in parts.items():
             part.load_state_dict(state[name])
 
     # processes --------------------------------------------------------------------------------------------------------

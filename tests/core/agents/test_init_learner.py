@@ -78,3 +78,11 @@ def test_the_order_of_keys_in_a_state_does_not_matter(name):
     assert differences(state, second.state_dict())
     second.load_state_dict(dict(reversed(state.items())))
     assert not differences(state, second.state_dict())
+
+
+def test_a_part_that_a_checkpoint_lacks_is_named():
+    agent = MAKERS["dqn"]("dqn")
+    state = agent.state_dict()
+    del state["optimizer"]
+    with pytest.raises(ValueError, match=r"it lacks optimizer, which DQN\.checkpoint_parts"):
+        agent.load_state_dict(state)
