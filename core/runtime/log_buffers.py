@@ -17,6 +17,7 @@ from core.specs import ArraySpec
 
 NAME_BYTES = 64
 WRITTEN, ANNOUNCED = 0, 1  # counters of a process, both in its cache line
+MIN_RATE_SECONDS = 0.5  # rates over a shorter time are too noisy
 EVALUATOR = "evaluator/"  # prefix of records that are aggregated over an evaluation's episodes already
 
 

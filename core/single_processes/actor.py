@@ -18,6 +18,7 @@ from core.agent import ActorOutput, Agent, Exploration
 from core.env import Env
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
+from core.runtime.log_buffers import MIN_RATE_SECONDS
 from core.types import State, TimeStep, restart, tree_map
 
 
@@ -54,12 +55,24 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
         )
 
     envs = DoubleBufferedEnvs(agent, make_env, exploration, seed, num_splits, num_envs, profile.mark)
+    version = steps_until_pull = steps = timed_steps = 0
+    reported_at = timed_at = time.monotonic()
+
+    def report() -> None:
+        """Report the exploration and, unless too little time has passed since it was last measured, the speed."""
+        nonlocal reported_at, timed_at, timed_steps
+        reported_at = time.monotonic()
+        values = {**envs.statistics(), "policy_lag": float(context.parameters.version - version)}
+        if (elapsed := reported_at - timed_at) >= MIN_RATE_SECONDS:
+            values["agent_steps_per_second"] = (steps - timed_steps) / elapsed
+            timed_at, timed_steps = reported_at, steps
+        context.report("actor", index, values)
+
     try:
-        version, steps_until_pull = 0, 0
         while not context.parameters.version and not run_state.stopped:
             yield False  # the learner still restores the replay and the parameters
         writer = memory.writer(number, agent.initial_priorities)
-        reported_at, steps, reported_steps = time.monotonic(), 0, 0
+        reported_at = timed_at = time.monotonic()
         while not run_state.stopped:
             profile.mark("wait")
             may_insert = rate_limiter.can_insert() or writer.short
@@ -80,16 +93,14 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
             counters.count_agent_steps(index, published, len(ended))
             for episode in ended:
                 context.report("actor", index, episode)
-            now = time.monotonic()
-            if now - reported_at >= options.logger.period:
-                lag, speed = context.parameters.version - version, (steps - reported_steps) / (now - reported_at)
-                values = {**envs.statistics(), "policy_lag": float(lag), "agent_steps_per_second": speed}
-                context.report("actor", index, values)
-                reported_at, reported_steps = now, steps
+            if time.monotonic() - reported_at >= options.logger.period:
+                report()
                 profile.report()
             profile.mark("report")
             yield True
     finally:
+        if steps:
+            report()  # the run may be shorter than a period
         envs.close()
         profile.close()
 

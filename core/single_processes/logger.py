@@ -15,10 +15,9 @@ from core.metrics.profiler import Shares
 from core.metrics.progress import Progress
 from core.metrics.trackers import make_tracker_threads
 from core.runtime.context import Context
-from core.runtime.log_buffers import EVALUATOR, Record
+from core.runtime.log_buffers import EVALUATOR, MIN_RATE_SECONDS, Record
 from core.runtime.run_state import Schedule
 
-MIN_RATE_SECONDS = 0.5  # rates over a shorter time are too noisy
 EPISODIC = "episodic_"  # prefix of the names that actors report once an episode
 TOTAL = re.compile(r"learner/(checkpoint_errors|nonfinite_updates|\w+_(inserted|dropped))(_\d+)?")
 

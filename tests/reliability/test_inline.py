@@ -423,10 +423,11 @@ def test_a_replay_too_large_to_copy_fails_one_checkpoint(tmp_path, monkeypatch, 
     assert "memory" in saved(context)
 
 
-def test_the_last_updates_are_reported_before_the_period_ends(tmp_path):
+def test_what_happened_last_is_reported_before_the_period_ends(tmp_path):
     context = train(tmp_path, *CARTPOLE, "--timestamp", "short", "--logger.period", "1e6", "--updates", "20")
-    losses = [values["learner/loss"] for values in metrics(context) if "learner/loss" in values]
-    assert len(losses) == 1 and np.isfinite(losses).all()
+    for name in ("learner/loss", "actor/epsilon", "actor/policy_lag"):
+        reported = [values[name] for values in metrics(context) if name in values]
+        assert len(reported) == 1 and np.isfinite(reported).all()
     assert context.counters.updates == 20
 
 
