@@ -117,7 +117,7 @@ class LoggerParams:
     period: float = Field(default=2.0, gt=0, le=1e9)
     """Seconds between reports of actors and learner, lines in the metrics files, and progress lines."""
     steps: int = Field(default=0, ge=0, le=10**12)
-    """Agent steps between lines in the metrics files; 0 goes by `period`."""
+    """Agent steps between reports of actors and learner, and lines in the metrics files; 0 goes by `period`."""
     wandb: str | None = None
     """Weights & Biases project that also receives the metrics; None is off."""
     mlflow: str | None = None

@@ -19,6 +19,7 @@ from core.env import Env
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
 from core.runtime.log_buffers import MIN_RATE_SECONDS
+from core.runtime.run_state import Schedule
 from core.types import State, TimeStep, restart, tree_map
 
 
@@ -56,23 +57,25 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
 
     envs = DoubleBufferedEnvs(agent, make_env, exploration, seed, num_splits, num_envs, profile.mark)
     version = steps_until_pull = steps = timed_steps = 0
-    reported_at = timed_at = time.monotonic()
+    timed_at, reports = time.monotonic(), Schedule(options.logger.period, options.logger.steps, counters.agent_steps)
 
     def report() -> None:
         """Report the exploration and, unless too little time has passed since it was last measured, the speed."""
-        nonlocal reported_at, timed_at, timed_steps
-        reported_at = time.monotonic()
+        nonlocal timed_at, timed_steps
+        now = time.monotonic()
         values = {**envs.statistics(), "policy_lag": float(context.parameters.version - version)}
-        if (elapsed := reported_at - timed_at) >= MIN_RATE_SECONDS:
-            values["agent_steps_per_second"] = (steps - timed_steps) / elapsed
-            timed_at, timed_steps = reported_at, steps
+        if now - timed_at >= MIN_RATE_SECONDS:
+            values["agent_steps_per_second"] = (steps - timed_steps) / (now - timed_at)
+            timed_at, timed_steps = now, steps
         context.report("actor", index, values)
+        reports.start(counters.agent_steps)
 
     try:
         while not context.parameters.version and not run_state.stopped:
             yield False  # the learner still restores the replay and the parameters
         writer = memory.writer(number, agent.initial_priorities)
-        reported_at = timed_at = time.monotonic()
+        timed_at = time.monotonic()
+        reports.start_period()
         while not run_state.stopped:
             profile.mark("wait")
             may_insert = rate_limiter.can_insert() or writer.short
@@ -93,7 +96,7 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
             counters.count_agent_steps(index, published, len(ended))
             for episode in ended:
                 context.report("actor", index, episode)
-            if time.monotonic() - reported_at >= options.logger.period:
+            if reports.due(counters.agent_steps):
                 report()
                 profile.report()
             profile.mark("report")

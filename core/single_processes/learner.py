@@ -31,7 +31,7 @@ from core.memory import DeviceMemory, Memory, batch_of, batch_state
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
 from core.runtime.options import RunOptions
-from core.runtime.run_state import COUNTS, RunState
+from core.runtime.run_state import COUNTS, RunState, Schedule
 from core.types import Batch, Window
 
 # With learner.compile auto, compiling, which takes up to a minute, is for runs of this many compiled calls and more. A
@@ -103,9 +103,11 @@ class _Learner:
     profile: Profile
 
     def __post_init__(self) -> None:
-        self.params, updates = self.context.options.learner, self.context.counters.updates
+        options, counters = self.context.options, self.context.counters
+        self.params, updates = options.learner, counters.updates
         self.checker = SyncChecker(self.agent, updates, self.params.sync_check_period if self.group.size > 1 else 0)
-        self.reported_at, self.reported_updates = time.monotonic(), updates
+        self.reports = Schedule(options.logger.period, options.logger.steps, counters.agent_steps)
+        self.reported_updates = updates
         self.publishes = self.context.publishes(self.group.index)
         self.checkpoint_errors = 0
 
@@ -171,14 +173,15 @@ class _Learner:
                 f"the loss was not finite in {updates.metrics.consecutive_skipped} updates in a row, which changed "
                 "nothing. A smaller agent.learning_rate or agent.clip_norm may help"
             )
-        if group.index == 0 and time.monotonic() - self.reported_at >= context.options.logger.period:
+        if group.index == 0 and self.reports.due(context.counters.agent_steps):
             self.report()
             profile.report()
         profile.mark("report")
         profile.step()
 
     def report(self) -> None:
-        self.reported_at, self.reported_updates = time.monotonic(), self.checker.updates
+        self.reports.start(self.context.counters.agent_steps)
+        self.reported_updates = self.checker.updates
         values = {**self.updates.statistics(), **self.batches.statistics()}
         self.context.report("learner", 0, values | self.batches.call(self.memory.statistics))
 

@@ -431,6 +431,13 @@ def test_what_happened_last_is_reported_before_the_period_ends(tmp_path):
     assert context.counters.updates == 20
 
 
+def test_actors_and_learner_report_every_logger_steps(tmp_path):
+    context = train(tmp_path, *CARTPOLE, "--steps", "450", "--logger.period", "1e6", "--logger.steps", "100")
+    lines = [values for values in metrics(context) if "global/agent_steps" in values]
+    assert len(lines) == 5 and all("actor/epsilon" in values for values in lines)
+    assert all("learner/loss" in values for values in lines[1:])
+
+
 @pytest.mark.parametrize("agent", ["ddpg", "sac"])
 def test_scalar_observations_and_actions_can_be_learnt_from(root, agent):
     context = train(
