@@ -57,6 +57,7 @@ class _RunLog:
         self._shows_progress = Schedule(self._params.period, 0, step)
         self._records, self._dropped = list[Record](), 0  # of the period, without evaluations
         self._rates, self._counts, self._counted_at = dict[str, float](), self._count(), time.monotonic()
+        self._has_ended = False
         if self._files.continues:
             self._write_start()
 
@@ -64,10 +65,14 @@ class _RunLog:
         """Do what is due. Return True if there was anything to do.
 
         An evaluation is written at once, because the next checkpoint counts it as made. Other records wait in shared
-        memory until the period ends, or until their ring is half full.
+        memory until the period ends, or until their ring is half full. A run that ends keeps the rates of that moment,
+        and `close` writes its last line.
         """
         agent_steps = self._context.counters.agent_steps
-        if self._ends_period.due(agent_steps):
+        if not self._has_ended and (self._context.run_state.stopped or self._context.reached_limits()):
+            self._show(self._global_values(ends_period=False))
+            self._has_ended = True
+        if not self._has_ended and self._ends_period.due(agent_steps):
             self._end_period()
             return True
         if evaluations := self._collect(from_share=0.5):
@@ -134,8 +139,7 @@ class _RunLog:
     def _global_values(self, ends_period: bool) -> dict[str, float]:
         context, counts = self._context, self._count()
         elapsed = time.monotonic() - self._counted_at
-        has_ended = self._context.run_state.stopped and counts == self._counts  # the last rates stay
-        if not self._rates or (elapsed >= MIN_RATE_SECONDS and not has_ended):
+        if not self._rates or (elapsed >= MIN_RATE_SECONDS and not self._has_ended):
             self._rates = {name: (count - self._counts[name]) / max(elapsed, 1e-6) for name, count in counts.items()}
             if ends_period:
                 self._counts, self._counted_at = counts, time.monotonic()

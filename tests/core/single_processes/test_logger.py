@@ -54,7 +54,7 @@ class Memory:
 
 
 def make_context(folder: Path, game: str = "known", period: float = 1e-9, every: int = 0, **limits: Any) -> Context:
-    settings = {"steps": None, "updates": None, "seconds": None, **limits}
+    settings = {"steps": None, "updates": None, "seconds": None, "target_score": None, **limits}
     options = SimpleNamespace(
         logger=LoggerParams(period=period, steps=every),
         rate_limiter=RateLimiterParams(min_replay_size=10),
@@ -286,21 +286,28 @@ def test_records_of_a_fast_process_are_not_lost_between_two_periods(tmp_path: Pa
     assert (values["actor/episodic_return_mean"], values["global/dropped_log_records"]) == (24.5, 0)
 
 
-def test_a_run_that_ended_keeps_its_last_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("limit", [None, 150])
+def test_a_run_that_ended_has_one_line_with_its_last_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
     now = [0.0]
     for module in (logger_module, run_state_module):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    context = make_context(tmp_path, period=2.0)
+    context = make_context(tmp_path, period=2.0, steps=limit)
     generator = logger(context, 0)
     next(generator)
-    for steps in (100, 0, 0):  # the last evaluation takes two periods
+    for steps, seconds in ((100, 2.0), (50, 1.0)):
         context.counters.count_agent_steps(0, steps)
-        now[0] += 2.0
+        now[0] += seconds
         next(generator)
+    if limit is None:
         context.run_state.stop()
+    for _ in range(3):  # the last evaluation takes two periods
+        next(generator)
+        now[0] += 2.0
     finish(context, generator)
-    rates = [line["values"]["global/agent_steps_per_second"] for line in json_lines(tmp_path)]
-    assert rates == [50.0] * 4
+    rates = [(line["step"], line["values"]["global/agent_steps_per_second"]) for line in json_lines(tmp_path)]
+    assert rates == [(100, 50.0), (150, 50.0)]
 
 
 def test_a_resumed_run_continues_its_curves_and_its_clock(tmp_path: Path) -> None:
