@@ -169,7 +169,8 @@ def _random_play(options: Options, pace: Pace) -> tuple[str, list[str]]:
     steps = min(-(-PLAY_STEPS // num_envs), max(int(PLAY_SECONDS / max(pace.step * num_envs, 1e-9)), 1))
     with closing(_environments(options, num_envs)) as env:
         violations, episodes = play_randomly(env, num_envs, steps, options.seed)
-    verdict = "broken" if violations else "shapes, dtypes, values, ends are right"
+    right = f"shapes, dtypes, values{', ends are right' if episodes else ' are right, no end was seen'}"
+    verdict = "broken" if violations else right
     return f"{steps * num_envs} agent steps, {episodes} episodes ended: {verdict}", violations
 
 
