@@ -129,7 +129,8 @@ def usable(sources: Sequence[Path], metrics: Sequence[str], optional: Iterable[s
         if without:
             skipped[f"no values of {metric}"] = [run.name for _, run in without]
         if len(without) == len(kept):
-            errors += [_why_empty(source, run, metric) for source, run in without]
+            errors += [_why_empty(*first, metric) for first in without[:1]]  # which lists the metrics that there are
+            errors += [f"{run.name} has no values of {metric}" for _, run in without[1:]]
             others = [f"{len(errors) - MAX_LISTED} others cannot be drawn either"] if errors[MAX_LISTED:] else []
             raise ConfigurationError([*errors[:MAX_LISTED], *others])
     for missing, names in skipped.items():

@@ -178,7 +178,9 @@ def test_a_run_is_drawn_in_the_panels_of_the_metrics_that_it_has(run, runs, tmp_
     assert capsys.readouterr().err == f"passed over (no values of extra): {', '.join(each.name for each in runs)}\n"
     with pytest.raises(SystemExit):
         plot.main([*words, "lss"])
-    assert "local_1 has no values of lss, did you mean loss?" in capsys.readouterr().err
+    refusal = capsys.readouterr().err
+    assert "local_1 has no values of lss, did you mean loss?" in refusal and "local_2 has no values of lss" in refusal
+    assert refusal.count("there are") == 1  # the metrics are listed once, not for every run
 
 
 def test_if_nothing_can_be_drawn_each_reason_is_an_error(run, tmp_path, capsys):
