@@ -19,9 +19,9 @@ PAGE = (PROJECT / "docs" / "extending.md").read_text()
 MODULES = re.findall(r"`mypackage/(\w+)\.py`:\n(?:.*\n)*?\n?```python\n(.*?)```", PAGE, re.S)
 COMMANDS = re.findall(r"(?m)^\.venv/bin/python main\.py (.*mypackage.*)$", PAGE)
 SHORT = shlex.split(
-    "--engine inline --num_actors 1 --num_envs_per_actor 2 --rate_limiter.min_replay_size 100 "
-    "--updates 30 --evaluator.episodes 1 --evaluator.max_steps 30"
+    "--engine inline --num_actors 1 --num_envs_per_actor 2 --updates 30 --evaluator.episodes 1 --evaluator.max_steps 30"
 )
+FILLED = ["--rate_limiter.min_replay_size", "100"]
 
 
 @pytest.fixture
@@ -54,16 +54,15 @@ def test_an_agent_that_ignores_masks_is_refused_where_there_are_some(package, ca
 
 
 def test_the_page_has_an_example_of_each_kind():
-    assert [name for name, _ in MODULES] == ["q_learning", "layer_norm", "recent", "richest", "corridor"] and len(
-        COMMANDS
-    ) == 5
+    names = "q_learning", "softmax_dqn", "predicting_ppo", "layer_norm", "recent", "richest", "corridor"
+    assert tuple(name for name, _ in MODULES) == names and len(COMMANDS) == len(names)
 
 
 @pytest.mark.slow
 def test_the_agents_values_stay_bounded(package, tmp_path):
     """Without a target network they grew to 1e7 on CartPole, whose returns are at most 100 with a discount of 0.99."""
     command = next(command for command in COMMANDS if "QLearning" in command)
-    words = [word if word != "30" else "2000" for word in SHORT]
+    words = [word if word != "30" else "2000" for word in [*SHORT, *FILLED]]
     context, agent = create_context(read_options([*shlex.split(command), *words, "--root", str(tmp_path)]))
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
     context.parameters.pull(agent.model, 0)
@@ -74,7 +73,7 @@ def test_the_agents_values_stay_bounded(package, tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_example_learns_as_printed(package, tmp_path, command):
-    trained(shlex.split(command), tmp_path)
+    trained([*shlex.split(command), *(() if "ppo" in command else FILLED)], tmp_path)
 
 
 def test_a_users_own_config_learns(package, tmp_path, monkeypatch):
@@ -82,4 +81,4 @@ def test_a_users_own_config_learns(package, tmp_path, monkeypatch):
     row = eval(block[1].strip())
     monkeypatch.setattr("utils.config.rows.CONFIGS", [row])
     assert find_row("mine") is row
-    trained(["--config", "mine"], tmp_path)
+    trained(["--config", "mine", *FILLED], tmp_path)
