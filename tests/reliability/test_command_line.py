@@ -637,6 +637,17 @@ def test_a_resumed_run_keeps_its_options_and_takes_new_ones(read, run, capsys):
     assert "agent.learning_rate=1e-05 (was 0.0005)" in told and "steps=1200 (was 1100)" in told and "gamma" not in told
 
 
+def test_a_run_whose_own_class_is_gone_is_not_resumed(refuse, run, tmp_path, monkeypatch):
+    module = tmp_path / "own_agent_that_goes.py"
+    module.write_text("from core.agents.dqn import DQN\nclass Mine(DQN):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = run("--config", "dqn-cartpole", "--timestamp", "gone", "--agent_type", "own_agent_that_goes:Mine")
+    module.unlink()
+    monkeypatch.delitem(sys.modules, "own_agent_that_goes")
+    (line,) = refuse("--resume", before.signature)
+    assert line.endswith("unknown agent_type 'own_agent_that_goes:Mine': there is no module own_agent_that_goes")
+
+
 def test_a_resumed_run_takes_changes_of_its_config(read, run, monkeypatch):
     before = run("--config", "dqn-cartpole", "--agent.gamma", "0.98")
     monkeypatch.setitem(find_row("dqn-cartpole"), "agent.learning_rate", 0.5)

@@ -143,7 +143,7 @@ def read(arguments: Sequence[str]) -> Options:
     if saved is not None and options.num_envs_per_actor == 0:  # the number was found when the run began
         options, _ = rows.changed(options, {"num_envs_per_actor": saved.options.get("num_envs_per_actor", 0)})
     problems += validation.problems(options, refused)
-    if saved is not None and options.mode == 1:
+    if saved is not None and options.mode == 1 and not rows.missing_classes(options):  # which was reported
         problems += _differences(options, saved)
     code = missing.code if missing and not problems else BAD_OPTIONS
     if problems := [*problems, *(missing.problems if missing else ())]:
