@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, dataclass_transform
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
+STRICT = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid", validate_default=True)
 REASONS = {  # pydantic's type of error -> what the value must be
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",

@@ -154,6 +154,19 @@ def test_help_of_several_sections_lists_the_options_of_each(root, capsys):
     assert "--agent.learning_rate" in told and "--rate_limiter.min_replay_size" in told and "--memory." not in told
 
 
+def test_a_default_out_of_its_bounds_is_told_with_its_class(refuse, tmp_path, monkeypatch):
+    (tmp_path / "own_agent_of_a_bad_default.py").write_text(
+        "from pydantic import Field\n"
+        "from core.agents.dqn import DQN, DQNParams\n"
+        "from core.common.settings import frozen_dataclass\n"
+        "@frozen_dataclass\nclass MineParams(DQNParams):\n    share: float = Field(default=2.0, le=1)\n"
+        "class Mine(DQN):\n    Params = MineParams\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (line,) = refuse("--config", "dqn-cartpole", "--agent_type", "own_agent_of_a_bad_default:Mine")
+    assert line == "error: agent_type=own_agent_of_a_bad_default:Mine: agent.share=2.0 must be at most 1"
+
+
 def test_help_does_not_hide_an_unknown_class(refuse):
     (line,) = refuse("--config", "dqn-cartpole", "--agent_type", "bogus", "--help")
     assert line.startswith("error: unknown agent_type 'bogus'; there are dqn, ")

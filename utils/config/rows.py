@@ -171,6 +171,8 @@ def missing_classes(options: Options) -> dict[str, str]:
         name = getattr(options, type_field)
         try:
             factory[name].Params()
+        except ValidationError as error:  # a default that its own bounds refuse
+            missing[section] = f"{type_field}={name}: {', '.join(sentences(error, f'{section}.').values())}"
         except Exception as error:  # a module of the user's own can fail in any way
             missing[section] = why_not(f"{type_field}={name}", error)
     return missing
