@@ -127,8 +127,6 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
         return [str(error)]
     try:
         _ = agent.model
-    except ValueError as error:
-        return [f"model_type={options.model_type} cannot see game={options.game}: {error}"]
     except Exception as error:  # the code of a model can fail in any way
         return [f"model_type={options.model_type} cannot be made for game={options.game}: {describe_exception(error)}"]
     if options.mode == 2:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from core.memories.unrolls.queue import QueueMemory
+from core.models.dqn import DQNMLP
 from utils.config.command_line import read_options
 from utils.config.validation import environment_spec
 from utils.factory import AgentsDict, MemoriesDict
@@ -150,6 +151,16 @@ def test_progress_is_the_share_of_learning_that_is_over(words, made, expected, r
     options = read_options(["--config", *words, "--root", str(root)])
     samples = options.make_agent(environment_spec(options)).samples_per_window
     assert options.progress(*made, samples) == pytest.approx(expected)
+
+
+def test_an_error_of_a_model_is_told_with_its_place(refuse, monkeypatch):
+    def broken(self, params, spec):
+        _, _ = (1,)
+
+    monkeypatch.setattr(DQNMLP, "__init__", broken)
+    told = refuse("--config", "dqn-cartpole")
+    assert "model_type=dqn-mlp cannot be made for game=CartPole-v1: ValueError: not enough values" in told
+    assert "test_validation.py, line " in told
 
 
 def test_a_run_without_an_update_is_refused(refuse):
