@@ -80,6 +80,10 @@ class SAC(ContinuousControl):
     def critic_losses(self, transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor) -> CriticLosses:
         return twin_losses(transitions, outputs, bootstrap)
 
+    def policy_values(self, outputs: Tensor) -> Tensor:
+        """Compute min_c Q_c(s, a) [B], which the policy maximises, from outputs [C, B, N] of the critics."""
+        return outputs[:, :, 0].amin(0)
+
     def update_policy(
         self, transitions: TransitionBatch, apply_if: bool | Tensor
     ) -> tuple[dict[str, Tensor], bool | Tensor]:
@@ -89,7 +93,7 @@ class SAC(ContinuousControl):
         def differentiate(part: slice | None) -> Loss:
             observation = transitions.select(part).observation
             action, log_density = self._sample(self.model.policy(observation))
-            values = self.model.critic(observation, action)[:, :, 0].amin(0)  # [B]
+            values = self.policy_values(self.model.critic(observation, action))
             loss = (temperature * log_density - values).mean()
             self.online_vectors.differentiate(loss, self.online_vectors.policy)
             return Loss(loss.detach(), {"entropy": -log_density.detach().mean()})

@@ -225,6 +225,13 @@ def test_sac_bootstraps_from_the_current_policy_with_entropy():
     assert torch.allclose(found[:, :, 0], expected, atol=1e-5) and not torch.equal(found[0], found[1])
 
 
+def test_sac_maximises_what_a_subclass_makes_of_the_critics():
+    agent = make_agent("sac", learn_temperature=False, temperature=1e-6)
+    agent.policy_values = lambda outputs: 7.0 + 0 * outputs.mean((0, 2))
+    found = agent.learn(make_batch(agent)).statistics["policy_loss"]
+    assert found.item() == pytest.approx(-7.0, abs=1e-3)
+
+
 def test_sac_moves_its_temperature_towards_the_target_entropy():
     for target_entropy, rises in ((100.0, True), (-100.0, False)):
         agent = make_agent("sac", target_entropy=target_entropy, temperature=0.2)
