@@ -57,7 +57,7 @@ class D4PG(DDPG):
             bootstrap[0].softmax(1), transitions.returns, transitions.bootstrap_discounts, params.v_min, params.v_max
         )
         losses, values = kl_loss(logits, target), categorical_mean(logits.detach(), params.v_min, params.v_max)
-        return CriticLosses(losses, losses.detach().clamp(min=0), values)
+        return CriticLosses(losses, losses.detach().clamp(min=0), {"q_mean": values.mean()})
 
     def policy_losses(self, outputs: Tensor) -> Tensor:
         """Compute - E[Z(s, mu(s))]."""

@@ -29,7 +29,7 @@ class DDPG(ContinuousControl):
         """Compute squared errors of Q(s, a) against R + D Q'(s_n, mu'(s_n)) (equations 4 and 5)."""
         values = outputs[0, :, 0]  # [B]
         errors = values - (transitions.returns + transitions.bootstrap_discounts * bootstrap[0, :, 0])
-        return CriticLosses(errors.square(), errors.detach().abs(), values)
+        return CriticLosses(errors.square(), errors.detach().abs(), {"q_mean": values.mean()})
 
     def policy_losses(self, outputs: Tensor) -> Tensor:
         """Compute - Q(s, mu(s)) (equation 6), [B].

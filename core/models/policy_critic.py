@@ -7,7 +7,7 @@
 """
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -51,19 +51,23 @@ class Critic(nn.Module):
 class ControlNetwork(PolicyAndCritic):
     """A policy and critics, each with a torso of its own.
 
-    Subclasses make the torso; the output kind decides the rest.
+    Subclasses make the torso. Each critic has as many outputs as the option `atoms` says, else one.
     """
+
+    gaussian: ClassVar[bool] = False  # the policy gives means, then deviations; else actions of -1 .. 1
+    num_critics: ClassVar[int] = 1
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__(params, spec)
         assert isinstance(spec.action, Continuous)
         # The torso that only counts features draws weights too: without it seeded runs would start from other weights.
         num_actions, features = math.prod(spec.action.low.shape), self.torso()[1]
-        gaussian = self.output_kind == "gaussian-twin-value"
-        layers = [self.torso()[0], _perceptron(features, params, num_actions * (1 + gaussian))]
-        self.policy = nn.Sequential(*layers, *([] if gaussian else [nn.Tanh()]))
-        outputs, count = getattr(params, "atoms", 1), 2 if "twin" in self.output_kind else 1
-        self.critic = Critics(Critic(self.torso()[0], features, num_actions, params, outputs) for _ in range(count))
+        layers = [self.torso()[0], _perceptron(features, params, num_actions * (1 + self.gaussian))]
+        self.policy = nn.Sequential(*layers, *([] if self.gaussian else [nn.Tanh()]))
+        self.critic = Critics(
+            Critic(self.torso()[0], features, num_actions, params, getattr(params, "atoms", 1))
+            for _ in range(self.num_critics)
+        )
 
     def torso(self) -> tuple[nn.Module, int]:
         """Make a torso from preprocessed observations to features [B, F], and return it with F."""
@@ -146,16 +150,16 @@ class DDPGCNN(CNNNetwork):
 
 
 class TD3MLP(MLPNetwork):
-    Params, output_kind = ControlMLPParams, "policy-twin-value"
+    Params, output_kind, num_critics = ControlMLPParams, "policy-twin-value", 2
 
 
 class TD3CNN(CNNNetwork):
-    Params, output_kind = ControlNetworkParams, "policy-twin-value"
+    Params, output_kind, num_critics = ControlNetworkParams, "policy-twin-value", 2
 
 
 class SACMLP(MLPNetwork):
-    Params, output_kind = ControlMLPParams, "gaussian-twin-value"
+    Params, output_kind, gaussian, num_critics = ControlMLPParams, "gaussian-twin-value", True, 2
 
 
 class SACCNN(CNNNetwork):
-    Params, output_kind = ControlNetworkParams, "gaussian-twin-value"
+    Params, output_kind, gaussian, num_critics = ControlNetworkParams, "gaussian-twin-value", True, 2

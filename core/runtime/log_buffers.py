@@ -7,7 +7,7 @@
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +30,13 @@ class Record(NamedTuple):
     step: int
     # Seconds since the epoch.
     time: float
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise ValueError if a metric's name is too long to be logged. Cut, two names could become one."""
+    for name in names:
+        if len(name.encode()) > NAME_BYTES:
+            raise ValueError(f"the name of metric {name!r} is longer than {NAME_BYTES} bytes")
 
 
 class LogRings:
@@ -55,14 +62,8 @@ class LogRings:
         return self._epoch_offset + time.monotonic()
 
     def write(self, process_ind: int, values: Mapping[str, float], step: int) -> None:
-        """Report values now. Only process_ind itself may call this.
-
-        Raises:
-            ValueError: a name is too long. Cut, two names could become one.
-        """
-        for name in values:
-            if len(name.encode()) > NAME_BYTES:
-                raise ValueError(f"the name of metric {name!r} is longer than {NAME_BYTES} bytes")
+        """Report values now. Only process_ind itself may call this."""
+        check_names(values)
         now = self.now()
         self.append(process_ind, [Record(name, value, step, now) for name, value in values.items()])
 

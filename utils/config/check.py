@@ -31,6 +31,7 @@ from core.memory import Memory
 from core.metrics.progress import count, duration
 from core.model import Model
 from core.models.layers.torsos import PictureAndVectorTorso
+from core.runtime.log_buffers import check_names
 from core.runtime.options import make_env
 from core.single_processes.learner import compiles_updates
 from core.specs import ArraySpec, EnvSpec, ObservationPart, PartKind
@@ -194,8 +195,8 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     """Measure acting and learning and return the estimate.
 
     Raises:
-        ValueError: no update changed any parameter, with which a run would end; or the memory cannot use the updates'
-            priorities, or a checkpoint cannot restore the agent.
+        ValueError: no update changed any parameter, with which a run would end; or the name of a metric is too long,
+            the memory cannot use the updates' priorities, or a checkpoint cannot restore the agent.
     """
     played = options
     if (num_envs := pace.num_envs(options)) != options.num_envs_per_actor:
@@ -204,6 +205,7 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     warnings_found = list[str]()
 
     def test(agent: Agent, output: LearnerOutput, batch: Batch) -> None:
+        check_names(f"learner/{name}" for name in output.statistics)
         _test_priorities(options, output)
         warnings_found.extend(_test_checkpoint(options, agent, batch))
 
@@ -225,13 +227,19 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
 def _test_priorities(options: Options, output: LearnerOutput) -> None:
     """Raise ValueError if the memory cannot use an update's priorities."""
     if options.memory_class.update_priorities is not Memory.update_priorities and not output.skipped:
-        shape = None if output.priorities is None else [*output.priorities.shape]
-        if shape != [options.batch_size]:
-            found = "none" if shape is None else f"some of shape {shape}"
-            raise ValueError(
-                f"memory_type={options.memory_type} needs priorities [{options.batch_size}] of an update, and "
-                f"{options.agent_type} returned {found}"
-            )
+        given = output.priorities
+        if given is None:
+            found = "none"
+        elif [*given.shape] != [options.batch_size]:
+            found = f"some of shape {[*given.shape]}"
+        elif ((given >= 0) & given.isfinite()).all():
+            return
+        else:
+            found = "some that are negative or not finite"
+        raise ValueError(
+            f"memory_type={options.memory_type} needs priorities [{options.batch_size}] of an update, and "
+            f"{options.agent_type} returned {found}"
+        )
 
 
 def _test_checkpoint(options: Options, agent: Agent, batch: Batch) -> list[str]:

@@ -53,7 +53,7 @@ class CriticLosses(NamedTuple):
 
     losses: Tensor  # [B]
     priorities: Tensor  # [B] non-negative
-    values: Tensor  # values of the actions, any shape
+    statistics: dict[str, Tensor]  # scalars, each a mean over the batch
 
 
 class ContinuousControl(Agent):
@@ -179,7 +179,7 @@ class ContinuousControl(Agent):
             critics = self.critic_losses(selected, outputs, self.bootstrap(selected))
             loss = critics.losses @ (shares / len(shares))
             self.online_vectors.differentiate(loss, self.online_vectors.critic)
-            statistics = {"q_mean": critics.values.mean(), "td_error": critics.priorities.mean()}
+            statistics = {"td_error": critics.priorities.mean(), **critics.statistics}
             return Loss(loss.detach(), statistics, critics.priorities)
 
         total = self.critic_optimizer.gradient_of(len(weights), differentiate)
@@ -241,7 +241,7 @@ def twin_losses(transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor
     """
     values = outputs[:, :, 0]  # [C, B]
     errors = values - (transitions.returns + transitions.bootstrap_discounts * bootstrap[:, :, 0].amin(0))
-    return CriticLosses(errors.square().sum(0), errors.detach().abs().mean(0), values)
+    return CriticLosses(errors.square().sum(0), errors.detach().abs().mean(0), {"q_mean": values.mean()})
 
 
 class FlatParameters:

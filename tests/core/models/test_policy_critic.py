@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from core.models.layers.running_normalization import RunningNormalization
+from core.models.policy_critic import D4PGMLPParams, MLPNetwork
 from core.specs import ArraySpec, Continuous, EnvSpec
 from utils.factory import ModelsDict
 
@@ -42,6 +43,16 @@ def test_no_parameter_is_shared(kind):
     model = make(kind, PICTURE)
     parts = [*model.policy.parameters(), *(part for critic in model.critic for part in critic.parameters())]
     assert len({id(part) for part in parts}) == len(parts) == len(list(model.parameters()))
+
+
+class Ensemble(MLPNetwork):
+    Params, output_kind, gaussian, num_critics = D4PGMLPParams, "gaussian-quantiles", True, 3
+
+
+def test_a_subclass_says_which_policy_and_how_many_critics_it_has():
+    model = Ensemble(Ensemble.Params(atoms=4), VECTOR)
+    prepared = model.preprocess(torch.randn(5, 4, 2))
+    assert model.policy(prepared).shape == (5, 12) and model.critic(prepared, torch.rand(5, 6)).shape == (3, 5, 4)
 
 
 def test_images_that_are_too_small_are_refused():

@@ -408,6 +408,18 @@ def test_a_statistic_that_is_no_scalar_tensor_is_named(value, found, options, mo
         check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
 
 
+def test_a_statistic_whose_name_is_too_long_is_a_problem(options, monkeypatch):
+    loss_of = DQN.loss
+
+    def changed(self, batch):
+        loss = loss_of(self, batch)
+        return loss._replace(statistics={**loss.statistics, 57 * "m": loss.loss.detach()})
+
+    monkeypatch.setattr(DQN, "loss", changed)
+    with pytest.raises(ConfigurationError, match="longer than 64 bytes"):
+        check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
+
+
 def test_a_learning_rate_that_falls_is_no_difference_after_a_checkpoint(options):
     check(options("--config", "impala-cartpole", *SMALL, "--agent.lr_schedule", "linear"), seconds=0)
 
@@ -420,7 +432,13 @@ class Forgetful:
 
 
 @pytest.mark.parametrize(
-    ("priorities", "found"), [(lambda given: None, "none"), (lambda given: given[:, None], "some")]
+    ("priorities", "found"),
+    [
+        (lambda given: None, "none"),
+        (lambda given: given[:, None], "some"),
+        (lambda given: -1 - given, "some that are negative"),
+        (lambda given: given / 0, "some that are negative or not finite"),
+    ],
 )
 def test_an_agent_without_the_priorities_that_its_memory_needs_is_a_problem(priorities, found, options, monkeypatch):
     learn = Rainbow.learn

@@ -232,6 +232,13 @@ def test_sac_maximises_what_a_subclass_makes_of_the_critics():
     assert found.item() == pytest.approx(-7.0, abs=1e-3)
 
 
+def test_statistics_of_critic_losses_are_reported():
+    agent = make_agent("sac")
+    losses_of = agent.critic_losses
+    agent.critic_losses = lambda *inputs: losses_of(*inputs)._replace(statistics={"mine": torch.tensor(3.0)})
+    assert agent.learn(make_batch(agent)).statistics["mine"] == 3
+
+
 def test_sac_moves_its_temperature_towards_the_target_entropy():
     for target_entropy, rises in ((100.0, True), (-100.0, False)):
         agent = make_agent("sac", target_entropy=target_entropy, temperature=0.2)
