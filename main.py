@@ -26,6 +26,7 @@ if __name__ == "__main__":
     early_answer = EarlyAnswer(sys.argv[1:])
 
 from core.common import fork_server
+from core.common.console import log_to_stderr
 from core.common.exit_codes import DONE
 from core.common.processes import kill_descendants
 from core.common.system import remove_empty_compile_caches
@@ -85,11 +86,13 @@ def run_part(options: Options, terminal: Terminal) -> tuple[int, Options, int | 
     """
     context, agent = create_context(options)
     context.terminal = terminal
-    engine = EnginesDict[options.engine](context, ProcessesDict)
+    engine, updates = EnginesDict[options.engine](context, ProcessesDict), context.counters.updates
     exit_code = agent.launch(engine, options.mode, options.num_actors, options.num_learners)
     next_learners = getattr(engine, "next_learners", None)
     if options.mode == 1:
         run_registry.end(context.options, None if exit_code == DONE and next_learners else exit_code)
+        if exit_code == DONE and context.counters.updates == updates:
+            log_to_stderr("warning: no update was made, so that nothing was learned: train longer")
         if exit_code == DONE and not next_learners:
             print(best_model_hint(context.options))
     return exit_code, cast(Options, context.options), next_learners

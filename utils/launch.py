@@ -103,13 +103,6 @@ def _allocate(options: Options, spec: EnvSpec, agent: Agent) -> Context:
     )
     if resume_from and (reached := context.reached_limits()):
         print(f"run {options.signature} has {' and '.join(reached)} already: set a higher limit to train it further")
-    elif resume_from and options.steps is not None:
-        stored, before = counters.inserted, options.rate_limiter.min_replay_size
-        if (left := options.steps - counters.agent_steps) < before - stored:
-            log_to_stderr(
-                f"warning: the run ends before its next update: of {options.steps} steps {left} are left, and the "
-                f"replay, which holds {stored}, needs rate_limiter.min_replay_size={before}; set a higher --steps"
-            )
     if options.mode == 1:  # the folder is locked as long as the context lives
         weakref.finalize(context, os.close, run_registry.locks.pop(options.log_folder))
     return context

@@ -132,7 +132,7 @@ class VideoParams:
 
     format: Literal["mp4", "gif"] = "mp4"
     """Format of the video file."""
-    fps: float | None = Field(default=None, gt=0, le=1_000)
+    fps: float | None = Field(default=None, ge=0.01, le=1_000)
     """Pictures a second; None plays in real time, by the environment's render_fps."""
     overlay: bool = False
     """Draw score, step and action under the picture."""

@@ -448,3 +448,11 @@ def test_scalar_observations_and_actions_can_be_learnt_from(root, agent):
         *shlex.split("--game tests.reliability.faults:Scalar-v0 --updates 20"),
     )
     assert context.counters.updates >= 20
+
+
+@pytest.mark.parametrize("steps", [40, 400])
+def test_a_run_that_ends_before_its_first_update_says_so(steps, start_here, tmp_path):
+    """Four environments make unrolls of 10 steps, of which a batch has eight."""
+    words = "--config", "impala-cartpole", *SMALL, "--agent.batch_size", "8", "--agent.unroll_length", "10"
+    program = start_here(tmp_path, *words, "--rate_limiter.min_replay_size", "1", "--steps", str(steps))
+    assert program.returncode == 0 and ("no update was made" in program.stderr) == (steps == 40), program.stderr

@@ -109,22 +109,6 @@ def test_a_run_is_resumed_from_its_newest_checkpoint_only(options, alone, capsys
     assert "has updates=7 already: set a higher limit" in capsys.readouterr().out
 
 
-def test_a_resumed_run_that_ends_before_its_next_update_says_so(options, alone, capsys):
-    started, _ = create_context(options())
-    clock = {**started.counters.state_dict(), **started.rate_limiter.state_dict(), "agent_steps": [30, 10]}
-    state = {"agent": {}, "clock": clock, "learner": {}}
-    before = started.options.rate_limiter.min_replay_size
-    for stored in (False, True):
-        kept = {"memory": {}, "clock": {**clock, "inserted": [30, 10]}} if stored else {}
-        run_checkpoint.save(started.options.checkpoint_folder, {**state, **kept}, step=40, keep=1)
-        for more in (-1, 0):
-            left = before - 40 * stored + more
-            again, _ = create_context(options("--resume", started.options.signature, "--steps", str(40 + left)))
-            told = f"{left} are left, and the replay, which holds {40 * stored}, needs rate_limiter.min_replay_size"
-            assert (told in capsys.readouterr().err) == (more < 0)
-            del again
-
-
 def test_an_agent_is_made_on_its_device_and_its_maker_pickles(options):
     _, agent = create_context(options())
     again = pickle.loads(pickle.dumps(agent._make_model))()

@@ -114,7 +114,7 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
     Args:
         row: of CONFIGS.
         choices: replace the row's agent_type, env_type, memory_type, model_type and game. The row's options for a
-            replaced class are left out if the other class does not have them.
+            replaced class are left out if the other class does not have them, or refuses their values.
     """
     where = f"CONFIGS row {row['name']!r}"
     problems = [f"{where} lacks {name}" for name in CHOICES if name not in row]
@@ -142,7 +142,8 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
         elif RUN.get(name) is None:
             settings[name] = value
     options, refused = changed(options, settings)
-    return options, problems + [f"{where}: {sentence}" for sentence in refused.values()]
+    own = [sentence for name, sentence in refused.items() if name.partition(".")[0] not in replaced]
+    return options, problems + [f"{where}: {sentence}" for sentence in own]
 
 
 def class_defaults(options: Options) -> dict[str, Any]:

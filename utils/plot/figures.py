@@ -103,6 +103,7 @@ def pyplot() -> Any:
     import_extra("drawing", "matplotlib", "plots").use("Agg")
     from matplotlib import pyplot
 
+    pyplot.rcParams["text.parse_math"] = False  # names and titles may hold dollars
     return pyplot
 
 

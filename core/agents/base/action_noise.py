@@ -24,9 +24,9 @@ class ActionNoiseParams:
     """Agent steps of the whole run in which the factor goes from 1 to noise_end."""
     noise_ladder: float = Field(default=1.0, gt=0, le=1e6)
     """Scale of the last environment over that of the first; the others lie between in equal ratios."""
-    ou_theta: float = Field(default=0.15, ge=0, le=1e6)
+    ou_theta: float = Field(default=0.15, ge=0, le=2)
     """Pull of Ornstein-Uhlenbeck noise towards 0 (DDPG: 0.15)."""
-    ou_dt: float = Field(default=0.01, gt=0, le=1e3)
+    ou_dt: float = Field(default=0.01, gt=0, le=1)
     """Time of Ornstein-Uhlenbeck noise that an agent step takes."""
     random_exploration_steps: int = Field(default=0, ge=0, le=10**12)
     """Agent steps of the run with uniformly random actions at the start."""

@@ -183,7 +183,13 @@ def test_a_video_plays_at_the_games_rate_or_at_video_fps(spec, fps, rate, monkey
 
 @pytest.mark.parametrize(
     ("name", "asked", "written", "rate"),
-    [("a.mp4", 15, 10, 15), ("a.gif", 15, 10, 15), ("a.gif", 60, 5, 30), ("a.mp4", 60, 10, 60)],
+    [
+        ("a.mp4", 15, 10, 15),
+        ("a.gif", 15, 10, 15),
+        ("a.gif", 60, 5, 30),
+        ("a.mp4", 60, 10, 60),
+        ("a.gif", 0.01, 10, 0.01),  # the smallest video.fps
+    ],
 )
 def test_a_video_file_has_all_frames_at_the_requested_rate(tmp_path, name, asked, written, rate):
     video = Video(tmp_path / name, asked)

@@ -6,7 +6,17 @@ import pytest
 from pydantic import Field
 
 from core.common.settings import JsonText, frozen_dataclass
-from utils.config.rows import ELSEWHERE, changed, closest, declared, flatten, from_row, from_words, split_values
+from utils.config.rows import (
+    ELSEWHERE,
+    changed,
+    closest,
+    declared,
+    find_row,
+    flatten,
+    from_row,
+    from_words,
+    split_values,
+)
 from utils.options import CONFIGS
 
 
@@ -215,3 +225,11 @@ def test_a_misspelt_option_finds_the_closest():
 def test_names_of_continuous_control_elsewhere_are_answered_by_ours(config, word, meant):
     row = next(row for row in CONFIGS if row["name"] == config)
     assert closest(word, declared(from_row(row)[0])) == meant
+
+
+def test_a_value_that_a_replaced_class_refuses_is_left_out():
+    row = {**find_row("pqn-cartpole"), "model.hidden": 256}
+    options, problems = from_row(row, {"model_type": "sac-mlp"})
+    assert not problems and options.model.hidden == (256, 256)
+    refused = from_row({**row, "model_type": "sac-mlp"})[1]
+    assert "CONFIGS row 'pqn-cartpole': model.hidden=256 must be a valid tuple" in refused

@@ -254,6 +254,12 @@ def test_the_title_is_the_only_group_or_the_given_title(run, tmp_path, monkeypat
     assert plot.main([*map(str, folders), "--output", str(tmp_path / "curves"), *words]) == 0 and drawn == [title]
 
 
+def test_a_title_with_dollars_is_no_mathematics(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert plot.main([*map(str, runs), "--title", r"$\foo{$", "--formats", "png"]) == 0
+    assert Path("curves.png").exists()
+
+
 def test_the_command_writes_figures_and_a_csv(runs, tmp_path, capsys):
     words = [
         *map(str, runs),
