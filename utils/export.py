@@ -92,7 +92,7 @@ class ActingNetwork(nn.Module):
             inputs[ACTION_MASK] = torch.from_numpy(mask)
         state = self.model.initial_state(batch_size)
         return inputs | {
-            f"state_{index}": torch.from_numpy(generator.normal(size=part.shape).astype(np.float32) / 4)
+            f"state_{index}": torch.from_numpy(generator.normal(size=part.shape).astype(np.float32) / 4).to(part.dtype)
             for index, part in enumerate(state)
         }
 

@@ -31,7 +31,8 @@ class Factory(UserDict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         module_name, colon, attribute = self.data.get(name, name).partition(":")
         if not (colon and module_name and attribute):
-            raise UnknownNameError(f"unknown {self.kind} {name!r}{suggestion(name, self)}; there are {', '.join(self)}")
+            known = f"there are {', '.join(self)}, and classes of your own as package.module:Class"
+            raise UnknownNameError(f"unknown {self.kind} {name!r}{suggestion(name, self)}; {known}")
         try:
             with foreign_code(f"module {module_name}", may_lack_packages=True):
                 module = importlib.import_module(module_name)

@@ -89,6 +89,8 @@ def _make(game: str, arguments: dict[str, Any]) -> MadeEnv:
         old = getattr(sys.modules.get("gym.envs.registration"), "registry", {})
         registered = game.rpartition(":")[2] in getattr(old, "env_specs", old)
         what = f" {OLD_GYM}" if registered else _closest_ids(game, gym.registry)
+        if not what and ":" not in game:
+            what = " An id of your own begins with the module that registers it, as package.module:MyEnv-v0"
         raise ValueError(f"{game}: {error}{what}") from error
     except TypeError as error:
         if "incompatible with Gymnasium" in str(error):

@@ -51,6 +51,7 @@ class ActorCritic(Model):
     Params: ClassVar[type] = ActorCriticNetworkParams
     output_kind = "actor-critic"
     reads_vectors = True
+    core_class: ClassVar[Any] = LSTMCore  # made of the numbers of its inputs and outputs
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class ActorCritic(Model):
         width = params.lstm or params.hidden
         self.feature_size = feature_size or width
         self.torso = torso
-        self.core = LSTMCore(params.hidden, params.lstm) if params.lstm else None
+        self.core = self.core_class(params.hidden, params.lstm) if params.lstm else None
         head = [nn.Linear(width, feature_size), nn.ReLU(inplace=True)] if feature_size else []
         self.feature_head = nn.Sequential(*head) if head else nn.Identity()
         self.policy, self.log_deviations = _policy(self.feature_size, spec)

@@ -33,19 +33,21 @@ class R2D2Network(Model):
     Params: ClassVar[type] = R2D2NetworkParams
     output_kind = "recurrent-q"
     reads_vectors = True
+    core_class: ClassVar[Any] = LSTMCore  # made of the numbers of its inputs and outputs
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__(params, spec)
         num_actions = spec.action.num_actions  # type: ignore[union-attr]
         self.torso = params.features(spec)
-        self.core = LSTMCore(params.hidden + num_actions + 1, params.lstm)
+        self.core = self.core_class(params.hidden + num_actions + 1, params.lstm)
         self.q = q_head(params.lstm, params.hidden, num_actions, params.dueling)
         self._actions: Tensor
         self.register_buffer("_actions", torch.arange(num_actions), persistent=False)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def initial_state(self, batch_size: int) -> State:
-        return self.core.initial_state(batch_size)
+        state: State = self.core.initial_state(batch_size)
+        return state
 
     def forward(self, observation: OARInputs, state: State) -> tuple[Tensor, State]:
         features, state = self.core.step(self._encode(observation), state)

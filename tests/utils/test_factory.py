@@ -50,6 +50,11 @@ def test_a_users_own_class_is_found_by_its_import_path(tmp_path, monkeypatch):
             ModelsDict[wrong]
 
 
+def test_a_class_named_without_a_colon_is_answered_by_the_form():
+    with pytest.raises(UnknownNameError, match=r"classes of your own as package\.module:Class"):
+        ModelsDict["my_package.MyModel"]
+
+
 def test_a_missing_package_in_a_module_is_an_import_error(tmp_path, monkeypatch):
     (tmp_path / "needs_more.py").write_text("import package_that_is_absent\nclass Env:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)

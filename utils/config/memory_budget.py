@@ -36,7 +36,8 @@ def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> L
     sizes = options.batch_size, agent.window.length, num_actors
     capacity = memory.ring_steps(options.memory, *sizes)
     kept = -(-memory.kept_steps(options.memory, *sizes) // (num_actors * options.num_envs_per_actor))
-    states = tuple(ArraySpec(tuple(tensor.shape[1:]), "float32") for tensor in agent.initial_state(1))
+    initial = agent.initial_state(1)
+    states = tuple(ArraySpec(tuple(part.shape[1:]), str(part.dtype).removeprefix("torch.")) for part in initial)
     return Layout.of(
         spec,
         extras,

@@ -66,16 +66,16 @@ def num_features(layers: nn.Module, spec: EnvSpec) -> int:
         with torch.no_grad():
             return int(layers(torch.zeros(1, *spec.observation_shape)).numel())
     shape = image_shape(spec)
-    if spec.vector_size and not any(isinstance(layer, PictureAndVectorTorso) for layer in layers.modules()):
-        raise ValueError(
-            "its torso reads no vector beside the picture: let `layers` return with_vector(..., spec) of "
-            "core/models/layers/torsos.py"
-        )
     frames = torch.zeros(1, *spec.observation_shape, dtype=torch.uint8) if spec.vector_size else torch.zeros(1, *shape)
     try:
         with torch.no_grad():
             features: Tensor = layers(frames)
     except RuntimeError as error:
+        if spec.vector_size and not any(isinstance(layer, PictureAndVectorTorso) for layer in layers.modules()):
+            raise ValueError(
+                "its torso reads no vector beside the picture: let `layers` return with_vector(..., spec) of "
+                f"core/models/layers/torsos.py, or split the frames by split_frames there: {error}"
+            ) from None
         raise ValueError(f"pictures of {shape[1]}x{shape[2]} are too small for this network: {error}") from None
     return features.numel()
 

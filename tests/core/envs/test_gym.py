@@ -336,6 +336,7 @@ def test_environments_and_seeds_differ_and_a_seed_is_repeatable():
         ("CartPole-v7", "CartPole-v1"),
         ("nowhere/Thing-v0", "nowhere"),
         ("no good id", "Malformed"),
+        ("OfAnotherPackage-v0", "begins with the module that registers it"),
     ],
 )
 def test_an_unknown_id_is_refused_with_the_closest(game, closest):

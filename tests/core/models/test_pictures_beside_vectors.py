@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from core.learning.precision import in_bf16
+from core.models.actor_critic import MinAtarAC
 from core.models.dqn import QNetwork
-from core.models.layers.torsos import PictureAndVectorTorso, TorsoParams, convolutions
+from core.models.layers.torsos import PictureAndVectorTorso, TorsoParams, convolutions, scaled_image, split_frames
+from core.models.r2d2 import R2D2MinAtar
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from core.types import OARInputs, tree_leaves
 from utils.factory import ModelsDict
@@ -68,6 +70,28 @@ def test_a_torso_that_reads_no_vector_is_refused_beside_one():
         BlindNetwork(BlindNetwork.Params(), spec_of((6, 5)))
     spec = EnvSpec("test", ArraySpec((6, 5), "uint8"), 2, Discrete(4), is_image=True, max_value=255.0)
     assert BlindNetwork(BlindNetwork.Params(), spec).num_features == 4 * 4 * 3
+
+
+def test_a_torso_of_ones_own_may_split_the_frames():
+    class Joined(nn.Module):
+        def __init__(self, spec):
+            super().__init__()
+            self.spec, self.linear = spec, nn.Linear(2 * NUMBERS, 5)
+
+        def forward(self, frames):
+            picture, vector = split_frames(frames, self.spec)
+            return torch.cat([scaled_image(picture, self.spec).flatten(1), self.linear(vector.flatten(1))], 1)
+
+    class Own(TorsoParams):
+        def layers(self, spec):
+            return nn.Sequential(Joined(spec))
+
+    class OwnNetwork(QNetwork, torso=Own):
+        pass
+
+    model = OwnNetwork(OwnNetwork.Params(), spec_of((6, 5)))
+    assert model.num_features == 2 * 6 * 5 + 5
+    assert output_of(model, frames_of(*random_parts(model.spec, 3))).shape == (3, 4)
 
 
 def small_model(name, lstm=0):
@@ -133,3 +157,34 @@ def test_an_unroll_of_both_parts_equals_single_steps(name):
         for single, whole in zip(tree_leaves(output), tree_leaves(unrolled), strict=True):
             torch.testing.assert_close(single, whole[step])
     torch.testing.assert_close(state, last)
+
+
+class Sum(nn.Module):
+    """Remember the sum of the inputs of an episode."""
+
+    def __init__(self, inputs, units):
+        super().__init__()
+        self.linear = nn.Linear(inputs, units)
+
+    def initial_state(self, batch_size):
+        return (torch.zeros(batch_size, self.linear.out_features),)
+
+    def step(self, features, state):
+        total = state[0] + self.linear(features)
+        return total, (total,)
+
+    def forward(self, features, firsts, state):
+        totals = []
+        for inputs, first in zip(features, firsts):
+            total, state = self.step(inputs, (state[0].masked_fill(first[:, None], 0.0),))
+            totals.append(total)
+        return torch.stack(totals), state
+
+
+@pytest.mark.parametrize("base", [R2D2MinAtar, MinAtarAC])
+def test_a_core_of_ones_own_replaces_the_lstm(base):
+    network = type("Own", (base,), {"core_class": Sum})
+    model = network(network.Params(hidden=16, planes=4, lstm=8), spec_of((10, 10)))
+    assert isinstance(model.core, Sum)
+    assert [tuple(part.shape) for part in model.initial_state(3)] == [(3, 8)]
+    assert output_of(model, frames_of(*random_parts(model.spec, 3))).isfinite().all()

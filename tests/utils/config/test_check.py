@@ -19,6 +19,7 @@ from core.common.shared_arrays import SharedArrays
 from core.envs.catch import CatchEnv
 from core.memory import Memory
 from core.models.dqn import DQNMinAtar
+from core.models.r2d2 import R2D2MLP
 from core.trajectory.frame_compression import StorageParams
 from main import main
 from tests.rows import KINDS, skip_unless_installed
@@ -260,6 +261,52 @@ def test_an_imperfect_environment_passes_with_a_warning(options, monkeypatch, ca
     words = "--env_type", "tests.utils.config.test_check:Unlabelled", "--game", "catch"
     check(options("--config", "dqn-minatar-breakout", *words, *SMALL), seconds=0)
     assert "warning: step 10 of random play: first is wrong in environments 0: " in capsys.readouterr().out
+
+
+class Masked(Unreproducible):
+    """Allow action 1 alone, and note the actions that were taken."""
+
+    taken: list[int] = []
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": [0, 1]}
+
+    def step(self, action):
+        self.taken.append(int(action))
+        return *super().step(action)[:4], {"action_mask": [0, 1]}
+
+
+def test_no_illegal_action_is_taken(options, monkeypatch, capsys):
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    gym.register("Masked-v0", Masked)
+    words = "--game", "Masked-v0", "--env.action_mask", "info"
+    check(options("--config", "dqn-cartpole", *words, *SMALL), seconds=0)
+    assert set(Masked.taken) == {1}
+    assert "its checker is left out: it takes illegal actions" in " ".join(capsys.readouterr().out.split())
+
+
+class Counting(R2D2MLP):
+    """Keep a number of steps and a flag beside the state of the LSTM."""
+
+    def initial_state(self, batch_size):
+        steps = torch.zeros(batch_size, dtype=torch.int64)
+        return *super().initial_state(batch_size), steps, steps.bool()
+
+    def forward(self, observation, state):
+        values, core = super().forward(observation, state[:2])
+        return values, (*core, state[2] + 1, ~state[3])
+
+    def unroll(self, observations, firsts, state):
+        assert state[3].dtype == torch.bool
+        values, core = super().unroll(observations, firsts, state[:2])
+        return values, (*core, state[2] + len(firsts), ~state[3])
+
+
+def test_states_are_stored_in_their_dtypes(options, capsys):
+    words = "--model_type", "tests.utils.config.test_check:Counting"
+    check(options("--config", "r2d2-recall", *words, *SMALL), seconds=0)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "float32 [64], float32 [64], int64, bool, int64" in printed
 
 
 class PicturesAlone(DQNMinAtar):
