@@ -38,7 +38,7 @@ from core.specs import ArraySpec, EnvSpec, ObservationPart, PartKind
 from core.types import Batch
 from utils.config import memory_budget, throughput, validation
 from utils.config.rows import CHOICES, class_defaults, flatten
-from utils.errors import ConfigurationError
+from utils.errors import ConfigurationError, describe_exception
 from utils.options import Options
 
 PLAY_STEPS = 300  # Agent steps of random play.
@@ -83,7 +83,7 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
                 text, more = stage()
         except Exception as error:  # User classes may raise anything.
             traceback.print_exc()
-            problems.append(f"{name}: {type(error).__name__}: {text_of(error)}")
+            problems.append(f"{name}: {describe_exception(error)}")
         else:
             warnings_found += more
             if text:
