@@ -1,6 +1,7 @@
 """Show the progress of a run: one live line on a terminal, a plain line every few seconds elsewhere."""
 
 import time
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +13,9 @@ from core.common.terminal import Terminal
 from core.runtime.options import RunOptions
 
 PLAIN_PERIOD = 10.0  # seconds between lines without a terminal
-SMOOTHING = 0.1  # weight of the newest rate in the estimate of the time left
+RATE_SECONDS = (
+    30.0  # Shown rates are means over this time; an agent that alternates long rollouts and updates has both.
+)
 
 
 class QuietConsole(Console):
@@ -48,7 +51,7 @@ class Progress:
         self._console = QuietConsole(terminal, highlight=False, soft_wrap=True) if console is None else console
         self._began = time.monotonic()
         self._printed_at = float("-inf")
-        self._rates: dict[str, float] = {}  # smoothed
+        self._recent = deque[tuple[float, dict[str, float]]]()  # time and values of the last RATE_SECONDS
         self._parts: list[str] = []  # of the newest line
 
     def show(self, values: dict[str, float], scores: tuple[float, float] | None) -> None:
@@ -58,15 +61,17 @@ class Progress:
             values: The global/ values of the period.
             scores: Mean returns of the last and of the best evaluation.
         """
-        for name in ("global/agent_steps_per_second", "global/updates_per_second"):
-            self._rates[name] = (1 - SMOOTHING) * self._rates.get(name, values[name]) + SMOOTHING * values[name]
+        now = time.monotonic()
+        self._recent.append((now, values))
+        while now - self._recent[0][0] > RATE_SECONDS:
+            self._recent.popleft()
         steps, limit, left = values["global/agent_steps"], self._options.steps, self._seconds_left(values)
-        updates = values["global/updates_per_second"]
+        updates = self._rate("updates")
         self._parts = [  # most important first, because a narrow terminal shows the beginning only
             f"steps {count(steps)}" + (f"/{count(limit)}" if limit else ""),
             f"score {scores[0]:.2f} (best {scores[1]:.2f})" if scores else "score -",
             f"for {duration(time.monotonic() - self._began)}" if left is None else f"left {duration(left)}",
-            f"{values['global/agent_steps_per_second']:,.0f} steps/s",
+            f"{self._rate('agent_steps'):,.0f} steps/s",
             f"{updates:,.{1 if updates < 10 else 0}f} updates/s",
             f"ratio {values['global/samples_per_insert']:.2f}",
         ]
@@ -104,10 +109,13 @@ class Progress:
         options = self._options
         estimates = [] if options.seconds is None else [options.seconds - (time.monotonic() - self._began)]
         for name, limit in (("agent_steps", options.steps), ("updates", options.updates)):
-            rate = self._rates[f"global/{name}_per_second"]
-            if limit is not None and rate > 0 and self._rates["global/updates_per_second"] > 0:
+            rate = self._rate(name)
+            if limit is not None and rate > 0 and self._rate("updates") > 0:
                 estimates.append((limit - values[f"global/{name}"]) / rate)
         return max(min(estimates), 0.0) if estimates else None
+
+    def _rate(self, name: str) -> float:
+        return sum(values[f"global/{name}_per_second"] for _, values in self._recent) / len(self._recent)
 
     def _print(self, text: Text | Table, end: str = "\n") -> None:
         with suppress(OSError):

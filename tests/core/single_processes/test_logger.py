@@ -618,13 +618,8 @@ def test_rss_includes_child_processes() -> None:
 
 
 # progress ---------------------------------------------------------------------------------------------------------
-VALUES = {
-    "global/agent_steps": 1_000.0,
-    "global/updates": 50.0,
-    "global/agent_steps_per_second": 100.0,
-    "global/updates_per_second": 5.0,
-    "global/samples_per_insert": 8.0,
-}
+COUNTS = {"global/agent_steps": 1_000.0, "global/updates": 50.0, "global/samples_per_insert": 8.0}
+VALUES = {**COUNTS, "global/agent_steps_per_second": 100.0, "global/updates_per_second": 5.0}
 
 
 def shown(
@@ -679,6 +674,19 @@ def test_live_lines_fit_the_terminal_and_cut_no_number(width: int) -> None:
 )
 def test_time_left_is_that_of_the_first_limit_reached(limits: dict[str, Any], left: str) -> None:
     assert f"left {left} |" in shown(False, **limits)
+
+
+def test_rates_are_means_over_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(0, 10_000, 2))  # One period reports a rollout, the next the updates with it.
+    monkeypatch.setattr("core.metrics.progress.time.monotonic", lambda: float(next(seconds)))
+    output = io.StringIO()
+    progress = Progress(SimpleNamespace(steps=2_000, updates=None, seconds=None), Console(file=output, width=200))
+    for period in range(60):
+        rates = (0.0, 8.0) if period % 2 else (400.0, 0.0)
+        progress.show(dict(zip(("global/agent_steps_per_second", "global/updates_per_second"), rates)) | COUNTS, None)
+    for line in output.getvalue().splitlines()[3:]:
+        steps, updates = (float(part.split()[0]) for part in line.split(" | ")[3:5])
+        assert 150 <= steps <= 250 and 3 <= updates <= 5
 
 
 def test_a_closed_standard_output_stops_nothing() -> None:
