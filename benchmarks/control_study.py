@@ -1,13 +1,13 @@
-"""Compare learning curves of continuous control with stable-baselines3's DDPG and TD3, with the same options.
+"""Compare learning curves of continuous control with stable-baselines3's DDPG, TD3 and SAC, with the same options.
 
     python -m benchmarks.control_study pendulum reacher --seeds 1 2 3
     python -m benchmarks.control_study hopper --steps 300000 --sides ddpg d4pg stable-baselines3-ddpg
 
 Each task gets a plot with bands and a table over all sides and seeds. `--jobs` runs are trained at a time, each on
-its share of the cores. Our sides are rows; those of stable-baselines3 have the options of the row ddpg-<task>. Both
-are scored by the mean raw return of 10 episodes without noise in separate environments, twenty times a run. A
-complete run is not repeated, so that the study can be stopped and continued. Runs that the files hold of other sides
-and seeds stay in them. Needs matplotlib.
+its share of the cores. Our sides are rows; those of stable-baselines3 have the options of the row ddpg-<task>, and
+SAC those of sac-<task>. Both are scored by the mean raw return of 10 episodes without noise in separate environments,
+twenty times a run. A complete run is not repeated, so that the study can be stopped and continued. Runs that the files
+hold of other sides and seeds stay in them. Needs matplotlib.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from utils.options import CONFIGS
 from utils.plot import curves, figures
 from utils.sweep.subprocess_run import ChildRun, Runner, options_of, seeded, words_of
 
-OTHERS = {"stable-baselines3-ddpg": "DDPG", "stable-baselines3-td3": "TD3"}
+OTHERS = {"stable-baselines3-ddpg": "DDPG", "stable-baselines3-td3": "TD3", "stable-baselines3-sac": "SAC"}
 OURS = ("ddpg", "d4pg", "td3", "sac")
 SIDES = (*OURS, *OTHERS)
 EPISODES, EVALUATIONS = 10, 20
@@ -56,20 +56,21 @@ def other(side: str, task: str, seed: int, steps: int, threads: int) -> Path:
 
 
 def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None:
-    """Train stable-baselines3 with the options of the row ddpg-<task>; write the evaluations as CSV."""
+    """Train stable-baselines3 with the options of our row; write the evaluations as CSV."""
     import gymnasium
     import stable_baselines3
     from stable_baselines3.common.noise import NormalActionNoise
 
     from benchmarks.sb3_evaluation import Evaluation
 
-    options = read_options(["--config", f"ddpg-{task}"])
+    row = f"sac-{task}" if side == "stable-baselines3-sac" else f"ddpg-{task}"
+    options = read_options(["--config", row])
     agent, env, evaluation_env = options.agent, gymnasium.make(options.game), gymnasium.make(options.game)
     evaluation_env.reset(seed=seed + 1_000_000)
     callback = Evaluation(path.stem, evaluation_env, EPISODES, steps, deterministic=True)
     size = env.action_space.shape[0]  # type: ignore[index]
-    # Both scales are for actions in [-1, 1].
-    noise = NormalActionNoise(np.zeros(size), np.full(size, agent.noise_scale))
+    scale = 0.0 if agent.noise == "none" else agent.noise_scale  # Both scales are for actions in [-1, 1].
+    noise = NormalActionNoise(np.zeros(size), np.full(size, scale))
     getattr(stable_baselines3, OTHERS[side])(
         "MlpPolicy",
         env,
@@ -158,7 +159,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="agent steps per run, a multiple of 20; default: those of the row")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ddpg", "d4pg", *OTHERS])
+    parser.add_argument(
+        "--sides", nargs="+", choices=SIDES, default=["ddpg", "d4pg", "stable-baselines3-ddpg", "stable-baselines3-td3"]
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
