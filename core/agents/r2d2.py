@@ -117,8 +117,10 @@ class R2D2(QLearning):
 
     def act(self, timestep: TimeStep, state: State, exploration: Any) -> ActorOutput:
         output = super().act(timestep, state, exploration)
-        extras = {**output.extras, "previous_action": state[-1].cpu().numpy(), "previous_reward": timestep.reward}
-        return ActorOutput(output.action, extras, (*output.state, on_device(output.action, self.device)))
+        # A copy, because the environment may reuse the array in the step that follows.
+        inputs = {"previous_action": state[-1].cpu().numpy(), "previous_reward": timestep.reward.copy()}
+        state = *output.state, on_device(output.action, self.device)
+        return ActorOutput(output.action, {**output.extras, **inputs}, state)
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:

@@ -311,6 +311,14 @@ def test_training_sees_the_actors_inputs_states_and_values(settings):
     assert (window.extras["previous_reward"][window.lasts] != 0).all()
 
 
+def test_the_stored_reward_stays_if_the_environment_reuses_its_arrays():
+    env, agent = RecallEnv(RecallParams(), "recall", 2), make_agent(RecallEnv(RecallParams(), "recall", 2).spec)
+    timestep = env.reset(0)._replace(reward=np.float32([3, 4]))
+    output = agent.act(timestep, agent.initial_state(2), agent.exploration(0, 1, 2, np.random.default_rng(0)))
+    timestep.reward[:] = 7  # as the next step would
+    assert output.extras["previous_reward"].tolist() == [3, 4]
+
+
 @pytest.mark.parametrize("double", [True, False])
 def test_initial_priorities_equal_the_learners_with_same_weights(double):
     played = Played(double_q=double)
