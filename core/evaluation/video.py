@@ -118,7 +118,7 @@ class EpisodeRenderer:
 def caption(step: RenderedStep, action: np.ndarray | None, width: int) -> np.ndarray:
     """Return a line with score, step and action, [CAPTION_HEIGHT, width, 3]."""
     line = np.full((CAPTION_HEIGHT, width, 3), BACKGROUND, np.uint8)
-    action_text = "-" if action is None else " ".join(f"{value:.4g}" for value in np.atleast_1d(action)[:4])
+    action_text = "-" if action is None else " ".join(f"{value:.4g}" for value in np.ravel(action)[:4])
     text = f"score {step.score:g}  step {step.length}  action {action_text}"
     cv2.putText(line, text, (6, 18), FONT, 0.45, FOREGROUND, 1, cv2.LINE_AA)
     return line

@@ -102,6 +102,11 @@ def test_the_caption_names_the_action_chosen_in_its_frame(shoot, monkeypatch):
     assert told == [(0, 1), (1, 2), (2, 3), (3, 3)]  # the action of the last frame is unknown
 
 
+def test_the_caption_names_actions_of_any_shape():
+    action = np.float32([[0.5, 1.5, 2.5], [3.5, 4.5, 5.5]])
+    assert (video.caption(scene(1), action, 400) == video.caption(scene(1), action.ravel(), 400)).all()
+
+
 def test_the_curves_of_a_frame_end_with_its_own_value(shoot, monkeypatch):
     drawn = []
     original = video.curve_strip
