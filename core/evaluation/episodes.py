@@ -103,7 +103,8 @@ def play_episodes(
             action = output.action[0]
             diagnostics = {name: values[0] for name, values in agent.policy_diagnostics(output).items()}
         score, length = scheduler.running(0)
-        on_step(RenderedStep(env.render(), timestep.observation[0].copy(), score, length, action, diagnostics))
+        picture, observation = env.render().copy(), timestep.observation[0].copy()  # arrays may be reused
+        on_step(RenderedStep(picture, observation, score, length, action, diagnostics))
 
     show(None)
     while not scheduler.done:

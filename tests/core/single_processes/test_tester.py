@@ -270,6 +270,20 @@ def test_rendered_steps_show_environment_0_with_score_and_action() -> None:
     assert [scene.diagnostics.get("action doubled") for scene in scenes] == [None, 0, 2, 4, 0, 0, 2, 4]
 
 
+def test_rendered_steps_keep_their_picture_if_the_environment_draws_over_it() -> None:
+    class Redrawing(Countdown):
+        canvas = np.zeros((21, 16, 3), np.uint8)
+
+        def render(self) -> np.ndarray:
+            self.canvas[:] = super().render()
+            return self.canvas
+
+    scenes: list[RenderedStep] = []
+    env = Redrawing(Params(), "game", 1, render_mode="rgb_array")
+    run(play_episodes(Player(), env, 1, 100, None, 7, scenes.append))  # type: ignore[arg-type]
+    assert [int(scene.picture[0, 0, 0]) for scene in scenes] == [0, 40, 80, 120]
+
+
 # mode 2 -----------------------------------------------------------------------------------------------------------
 def make_context(folder: Path, **settings: Any) -> Context:
     options = SimpleNamespace(
