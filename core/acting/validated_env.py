@@ -182,13 +182,14 @@ def play_randomly(env: Env, num_envs: int, steps: int, seed: int) -> tuple[list[
     previous, episodes = None, 0
     timestep = env.reset(seed)
     for number in range(steps + 1):
+        if number:
+            timestep = env.step(random_actions(env.spec.action, num_envs, generator, timestep.action_mask))
         violations = contract_violations(env.spec, timestep, previous)
         if violations:
             return [f"step {number} of random play: {violation}" for violation in violations], episodes
         episodes += int(timestep.last.sum())
         # Copies, because an environment may reuse its arrays.
         previous = TimeStep._make(None if field is None else np.array(field) for field in timestep)
-        timestep = env.step(random_actions(env.spec.action, num_envs, generator, timestep.action_mask))
     return [], episodes
 
 

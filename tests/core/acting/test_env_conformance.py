@@ -121,7 +121,8 @@ class Short(Env):
 
 
 def test_random_play_ends_at_the_first_violation_and_names_it():
-    assert play_randomly(Short(), 2, 9, 0) == ([], 6)
+    env = Short()
+    assert play_randomly(env, 2, 9, 0) == ([], 6) and env.steps == 9
     found, episodes = play_randomly(Short(fault=4), 2, 9, 0)
     assert episodes == 2 and [line.partition(" is ")[0] for line in found] == [
         "step 4 of random play: discount of environments 0, 1"
