@@ -114,7 +114,7 @@ def _memory_makers(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Calla
         return ()
     seeds = [options.seed, *np.random.SeedSequence(options.seed).generate_state(options.num_learners - 1).tolist()]
     make, layouts = partial(options.memory_class, options.memory), memory_budget.layouts(options, spec, agent)
-    return tuple(partial(make, rows, agent.window, seed) for rows, seed in zip(layouts, seeds))
+    return tuple(partial(make, ring, agent.window, seed) for ring, seed in zip(layouts, seeds))
 
 
 def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path:

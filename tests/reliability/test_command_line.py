@@ -270,7 +270,10 @@ def test_f03_several_bad_values_are_reported_at_once(refuse):
             ["model_type=dqn-cnn", "game=breakout", "too small"],
         ),
         (["--config", "dqn-cartpole", "--memory.capacity", "10"], ["memory.capacity=10", "at least"]),
-        (["--config", "r2d2-cartpole", "--memory.capacity", "223"], ["memory.capacity=223", "27 rows", "at least 224"]),
+        (
+            ["--config", "r2d2-cartpole", "--memory.capacity", "223"],
+            ["memory.capacity=223", "27 steps", "at least 224"],
+        ),
         (
             ["--config", "r2d2-cartpole", "--rate_limiter.min_replay_size", "20", "--rate_limiter.error_buffer", "100"],
             ["rate_limiter.error_buffer=100", "at least 240"],

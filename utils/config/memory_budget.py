@@ -21,14 +21,14 @@ from core.trajectory.ring_buffer import Layout
 from utils.errors import describe_exception
 from utils.options import Options
 
-PROCESS_BYTES = 150 << 20  # of a process beside the shared rows, roughly
+PROCESS_BYTES = 150 << 20  # of a process beside shared memory, roughly
 DEVICE_BYTES = 4 << 30  # of a GPU for networks, activations and libraries, roughly
 RAY_BYTES = 500 << 20  # of Ray's own processes
-STREAM_BYTES, OBSERVATIONS_OF_A_STREAM = 16 << 10, 64  # of an environment: a constant, and so many observations
+ENV_BYTES, ENV_OBSERVATIONS = 16 << 10, 64  # of an environment: a constant, and so many observations
 
 
 def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> Layout:
-    """Return the layout of the rows that the actors of a learner share; that of learner 0 is the largest."""
+    """Return the layout of the rings that the actors of a learner share; that of learner 0 is the largest."""
     memory, num_actors = options.memory_class, actors_of(options, learner)
     extras, feature_dtype = dict(agent.extras), memory.feature_dtype(options.memory)
     if feature_dtype:
@@ -58,7 +58,7 @@ def actors_of(options: Options, learner: int) -> int:
 
 
 def layouts(options: Options, spec: EnvSpec, agent: Agent) -> list[Layout]:
-    """Return the layout of every learner's rows."""
+    """Return the layout of every learner's rings."""
     return [layout(options, spec, agent, learner) for learner in range(options.num_learners)]
 
 
@@ -69,40 +69,40 @@ def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> i
     if that is the CPU.
     """
     stored = (1 + options.learner.checkpoint_replay) * replay_bytes(options, rings, window)
-    stored += sum(batch_bytes(options, rows, window) for rows in rings)
+    stored += sum(batch_bytes(options, ring, window) for ring in rings)
     if not options.device.startswith("cuda"):
-        stored += sum(copied_bytes(options, rows, window) for rows in rings)
+        stored += sum(copied_bytes(options, ring, window) for ring in rings)
     return stored
 
 
 def replay_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> int:
     """Return the bytes of the rings and of what a memory keeps outside them."""
     own_bytes = options.memory_class.own_bytes
-    return sum(rows.nbytes + own_bytes(options.memory, rows, window) for rows in rings)
+    return sum(ring.nbytes + own_bytes(options.memory, ring, window) for ring in rings)
 
 
-def copied_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:
-    """Return the bytes of the copies of the rows on the learner's device."""
+def copied_bytes(options: Options, ring: Layout, window: WindowSpec) -> int:
+    """Return the bytes of the copies of a learner's rings on its device."""
     if options.learner.replay_device == "cpu" or options.memory_class.device_class is None:
         return 0
-    return int(options.memory_class.device_class.nbytes(rows, window))
+    return int(options.memory_class.device_class.nbytes(ring, window))
 
 
-def batch_bytes(options: Options, rows: Layout, window: WindowSpec) -> int:
+def batch_bytes(options: Options, ring: Layout, window: WindowSpec) -> int:
     """Return an upper bound of the bytes of the batches that a learner holds in main memory.
 
     Every batch of a sample is a view that keeps the whole sample. So the samples of the learner's batch and of the
     newest one are there, the batches ready between them, and one that is being copied. The sampling thread of a learner
     on a CPU may convert their observations to float32 too.
     """
-    learner, frame = options.learner, rows.fields["frame"]
-    if copied_bytes(options, rows, window):
+    learner, frame = options.learner, ring.fields["frame"]
+    if copied_bytes(options, ring, window):
         return 0
-    observations = len(window.observations) * max(rows.frame_stack, 1) * frame.nbytes
-    steps = (window.length + 1) * sum(spec.nbytes for name, spec in rows.fields.items() if name != "frame")
+    observations = len(window.observations) * max(ring.frame_stack, 1) * frame.nbytes
+    steps = (window.length + 1) * sum(spec.nbytes for name, spec in ring.fields.items() if name != "frame")
     if not options.device.startswith("cuda") and options.agent_class.precomputes(options.agent):
         observations += observations * 4 // np.dtype(frame.dtype).itemsize
-    window_bytes = observations + steps + sum(state.nbytes for state in rows.states)
+    window_bytes = observations + steps + sum(state.nbytes for state in ring.states)
     return (learner.prefetch + 2 * learner.batches_per_sample) * options.batch_size * window_bytes
 
 
@@ -111,7 +111,7 @@ def needed_bytes(options: Options, spec: EnvSpec, stored: int) -> int:
 
     For an environment, CartPole's 4 kB and Atari's 1.7 MB (with observations of 28 kB) were measured.
     """
-    each = STREAM_BYTES + OBSERVATIONS_OF_A_STREAM * spec.frame.nbytes * max(spec.frame_stack, 1)
+    each = ENV_BYTES + ENV_OBSERVATIONS * spec.frame.nbytes * max(spec.frame_stack, 1)
     evaluated = min(options.evaluator.num_envs, options.evaluator.episodes if options.mode == 1 else options.episodes)
     if options.mode == 2:
         return PROCESS_BYTES * 2 + evaluated * each
@@ -121,7 +121,7 @@ def needed_bytes(options: Options, spec: EnvSpec, stored: int) -> int:
 
 
 def problems(options: Options, spec: EnvSpec) -> list[str]:
-    """Return why the network cannot be made, or why the rows do not fit or would stall actors and learners."""
+    """Return why the network cannot be made, or why the rings do not fit or would stall actors and learners."""
     try:
         agent = options.make_agent(spec)
     except ValueError as error:
@@ -149,7 +149,7 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     in_steps = not issubclass(options.memory_class, UnrollMemory)  # theirs count unrolls
     if in_steps and capacity is not None and capacity < envs * (length + 2):
         return [
-            f"memory.capacity={capacity} is too small for two windows of {length + 1} rows in each of "
+            f"memory.capacity={capacity} is too small for two windows of {length + 1} steps in each of "
             f"{envs} environments: at least {envs * (length + 2)}"
         ]
     rings = layouts(options, spec, agent)
@@ -159,7 +159,7 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
         return [
             f"rate_limiter.min_replay_size={rate_limiter.min_replay_size} plus "
             f"rate_limiter.error_buffer={rate_limiter.error_buffer} must be at least {first} agent steps, which "
-            f"{envs} environments take to store the first windows of {length + 1} rows"
+            f"{envs} environments take to store the first windows of {length + 1} steps"
         ]
     if found := _beside_the_replay(options, spec):
         return found
@@ -169,12 +169,12 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     if needed <= free:
         return _gpu(options, copied_bytes(options, rings[0], agent.window), capacity)
     each = f" for each of {len(rings)} learners" if len(rings) > 1 else ""
-    batches = sum(batch_bytes(options, rows, agent.window) for rows in rings)
+    batches = sum(batch_bytes(options, ring, agent.window) for ring in rings)
     held = f"; batches need {batches / 1e6:,.0f} MB of them (learner.prefetch, learner.batches_per_sample)"
     held = held if 10 * batches > stored else ""
     if capacity is None:
         return [
-            f"the replay rows of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are free; "
+            f"the rings of memory_type={options.memory_type}{each} need {needed:,} bytes and {free:,} are free; "
             f"lower its capacities{held}"
         ]
     fitting = max(int((free - (needed - stored) - batches) / ((stored - batches) / capacity)), 0)
@@ -183,7 +183,7 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
 
 
 def _gpu(options: Options, copied: int, capacity: Any) -> list[str]:
-    """Return a sentence if the learner's GPU has no room for the rows, before anything is allocated there."""
+    """Return a sentence if the learner's GPU has no room for the rings, before anything is allocated there."""
     device, gpus = options.device, [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     if not copied or {"cuda": "cuda:0"}.get(device, device) not in gpus:
         return []
@@ -215,11 +215,11 @@ def _beside_the_replay(options: Options, spec: EnvSpec) -> list[str]:
 def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     """Return why frames cannot be compressed, or why replay.max_frame_bytes is too small for incompressible windows."""
     storage, num_actors, length = options.replay, actors_of(options, 0), agent.window.length
-    rows = layout(options, spec, agent)
+    ring = layout(options, spec, agent)
     if storage.frame_compression == RAW:
-        least = rows.num_slots * spec.frame.nbytes  # the layout is at its minimum if this exceeds the limit
+        least = ring.num_slots * spec.frame.nbytes  # the layout is at its minimum if this exceeds the limit
     elif spec.is_image:
-        least = rows.arena_bytes * num_actors
+        least = ring.arena_bytes * num_actors
     else:
         return [
             f"replay.frame_compression={storage.frame_compression} packs pictures and game={options.game} "
@@ -228,7 +228,7 @@ def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     if storage.max_frame_bytes is None or storage.max_frame_bytes >= least:
         return []
     return [
-        f"replay.max_frame_bytes={storage.max_frame_bytes} is too small for windows of {length + 1} rows in each of "
+        f"replay.max_frame_bytes={storage.max_frame_bytes} is too small for windows of {length + 1} steps in each of "
         f"{num_actors * options.num_envs_per_actor} environments: at least {least}"
     ]
 
@@ -238,10 +238,10 @@ def _limiter(options: Options, samples_per_window: int) -> list[str]:
 
     Actors must be allowed far enough ahead for a batch of each learner.
     """
-    ratio, tolerance = options.rate_limiter.samples_per_insert, options.rate_limiter.error_buffer
+    ratio, error_buffer = options.rate_limiter.samples_per_insert, options.rate_limiter.error_buffer
     paces_itself = options.memory_class.samples_per_step(options.memory) is not None
-    replays = options.learner.updates_per_graph_launch
-    batch_size = options.batch_size * samples_per_window * options.num_learners * replays
+    updates = options.learner.updates_per_graph_launch
+    samples = options.batch_size * samples_per_window * options.num_learners * updates
     if ratio is not None and paces_itself:
         return [
             f"rate_limiter.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is "
@@ -252,11 +252,11 @@ def _limiter(options: Options, samples_per_window: int) -> list[str]:
             f"rate_limiter.samples_per_insert=None with memory_type={options.memory_type} never ends with "
             "engine=inline, whose learner learns as long as it may before actors go on: give a number"
         ]
-    if ratio is None or tolerance * ratio >= batch_size:
+    if ratio is None or error_buffer * ratio >= samples:
         return []
     return [
-        f"rate_limiter.error_buffer={tolerance} times rate_limiter.samples_per_insert={ratio} must be at least the "
-        f"{batch_size} samples of "
+        f"rate_limiter.error_buffer={error_buffer} times rate_limiter.samples_per_insert={ratio} must be at least the "
+        f"{samples} samples of "
         + ("a batch" if options.num_learners == 1 else f"{options.num_learners} learners' batches")
-        + (" times learner.updates_per_graph_launch" if replays > 1 else "")
+        + (" times learner.updates_per_graph_launch" if updates > 1 else "")
     ]
