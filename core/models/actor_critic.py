@@ -67,8 +67,8 @@ class ActorCritic(Model):
         self.feature_size = feature_size or width
         self.torso = torso
         self.core = self.core_class(params.hidden, params.lstm) if params.lstm else None
-        head = [nn.Linear(width, feature_size), nn.ReLU(inplace=True)] if feature_size else []
-        self.feature_head = nn.Sequential(*head) if head else nn.Identity()
+        head = (nn.Linear(width, feature_size), nn.ReLU(inplace=True)) if feature_size else ()
+        self.feature_head = nn.Sequential(*head)
         self.policy, self.log_deviations = _policy(self.feature_size, spec)
         self.value_torso = value_torso
         self.value = nn.Linear(params.hidden if value_torso else self.feature_size, 1)
