@@ -64,7 +64,7 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
         options = throughput.resolve_num_envs(options)
     console, problems = wide_console(), list[str]()
     console.print(_settings(options))
-    console.print(f"other options have their defaults; --config {options.config} --help lists all", markup=False)
+    console.print(f"other options have their defaults; --config {options.config} --help lists all")
     spec = validation.environment_spec(options)
     warnings_found = [spec.warning] if spec.warning else []
     agent, facts, pace = options.make_agent(spec), Table.grid(padding=(0, 2)), Pace(0.0, 0.0)
@@ -90,7 +90,7 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
                 facts.add_row(name, text)
     console.print(facts)
     for warning in warnings_found:
-        console.print(f"warning: {warning}", markup=False)
+        console.print(f"warning: {warning}")
     if problems:
         raise ConfigurationError(problems)
     number = f", {len(warnings_found)} warnings" if warnings_found else ""
@@ -318,8 +318,8 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
 
 # spaces ---------------------------------------------------------------------------------------------------------------
 def wide_console() -> Console:
-    """Return a console in which tables are readable, whatever the terminal's width."""
-    return Console(highlight=False, width=max(Console().width, WIDTH))
+    """Return a console in which tables are readable, whatever the terminal's width, and brackets stay as they are."""
+    return Console(highlight=False, markup=False, width=max(Console().width, WIDTH))
 
 
 def print_refused(options: Options) -> None:

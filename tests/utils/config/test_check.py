@@ -20,12 +20,13 @@ from core.envs.catch import CatchEnv
 from core.memory import Memory
 from core.models.dqn import DQNMinAtar
 from core.models.r2d2 import R2D2MLP
+from core.specs import ArraySpec, Discrete, EnvSpec, ObservationPart
 from core.trajectory.frame_compression import StorageParams
 from main import main
 from tests.rows import KINDS, skip_unless_installed
 from tests.selection import slow_except
 from utils.config import memory_budget, throughput, validation
-from utils.config.check import check
+from utils.config.check import check, table, wide_console
 from utils.config.command_line import read_options
 from utils.config.throughput import StepCosts
 from utils.errors import ConfigurationError
@@ -348,6 +349,14 @@ def test_every_part_says_what_it_became(parts, options, capsys):
     assert "map Box(0, 255, (4, 4, 3), uint8) picture uint8 [4, 4, 3] Conv2d 16 3x3/1" in lines
     assert any(line.startswith("words Text(1, 5") and line.endswith("text not stored") for line in lines)
     assert "action discrete int64 2 actions" in lines
+
+
+def test_brackets_of_a_space_are_printed(capsys):
+    space = str(spaces.Box(np.float32([-np.inf, 0]), np.float32([np.inf, 1])))
+    parts = (ObservationPart("state", space, "vector", (2,)), ObservationPart("a[/b]", "Text", "text", ()))
+    wide_console().print(table(EnvSpec("game", ArraySpec((2,), "float32"), 0, Discrete(2), parts=parts), None))
+    printed = capsys.readouterr().out
+    assert space == "Box([-inf   0.], [inf  1.], (2,), float32)" and space in printed and "a[/b]" in printed
 
 
 def test_a_picture_says_its_stored_size_and_its_convolutions(parts, options, capsys):
