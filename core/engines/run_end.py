@@ -99,4 +99,4 @@ def _command(options: RunOptions, *words: str) -> str:
     """Return the command line of main.py with these words, for the row and root of a run."""
     python = shlex.quote(sys.orig_argv[0])  # as the user wrote it
     root = [] if options.root == type(options).root else ["--root", shlex.quote(options.root)]
-    return " ".join([python, "main.py", "--config", options.config, *words, *root])
+    return " ".join([python, "main.py", "--config", shlex.quote(options.config), *words, *root])

@@ -1,6 +1,7 @@
 """Runs whose files cannot be written are refused at the start or end with 4 (F61)."""
 
 import ctypes
+import dataclasses
 import errno
 import os
 import resource
@@ -164,6 +165,7 @@ def test_a_finished_run_tells_the_command_that_tests_its_model(root):
     said = best_model_hint(options)
     assert said.startswith(f"best model: {root}/models/box_one.pth; test it with: ")
     assert said.endswith(f" main.py --config dqn-cartpole --mode 2 --machine box --timestamp one --root '{root}'")
+    assert "--config 'my row' --mode 2" in best_model_hint(dataclasses.replace(options, config="my row"))
 
 
 def test_the_resume_hint_says_when_checkpoints_are_due(root):
