@@ -39,16 +39,7 @@ class DDPG(ContinuousControl):
         """
         return -outputs[:, 0]
 
-    def update_policy(
-        self, transitions: TransitionBatch, apply_if: bool | Tensor
-    ) -> tuple[dict[str, Tensor], bool | Tensor]:
-        def differentiate(part: slice | None) -> Loss:
-            observation = transitions.select(part).observation
-            loss = self.policy_losses(self.model.critic[0](observation, self.model.policy(observation))).mean()
-            self.online_vectors.differentiate(loss, self.online_vectors.policy)
-            return Loss(loss.detach(), {})
-
-        total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
-        grad_norm, applied = self.policy_optimizer.apply(total.loss, apply_if)
-        lr = self.policy_optimizer.last_lr
-        return {"policy_loss": total.loss, "policy_grad_norm": grad_norm, "policy_lr": lr}, applied
+    def policy_loss(self, transitions: TransitionBatch) -> Loss:
+        observation = transitions.observation
+        outputs = self.model.critic[0](observation, self.model.policy(observation))
+        return Loss(self.policy_losses(outputs).mean(), {})

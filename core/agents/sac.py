@@ -84,29 +84,25 @@ class SAC(ContinuousControl):
         """Compute min_c Q_c(s, a) [B], which the policy maximises, from outputs [C, B, N] of the critics."""
         return outputs[:, :, 0].amin(0)
 
+    def policy_loss(self, transitions: TransitionBatch) -> Loss:
+        """Compute mean temperature log pi(a | s) - min_c Q_c(s, a) (equation 7)."""
+        action, log_density = self._sample(self.model.policy(transitions.observation))
+        values = self.policy_values(self.model.critic(transitions.observation, action))
+        loss = (self.log_temperature.detach().exp() * log_density - values).mean()
+        return Loss(loss, {"entropy": -log_density.detach().mean()})
+
     def update_policy(
         self, transitions: TransitionBatch, apply_if: bool | Tensor
     ) -> tuple[dict[str, Tensor], bool | Tensor]:
-        """Minimise mean temperature log pi(a | s) - min_c Q_c(s, a) (equation 7), then adapt the temperature (18)."""
-        temperature = self.log_temperature.detach().exp()
-
-        def differentiate(part: slice | None) -> Loss:
-            observation = transitions.select(part).observation
-            action, log_density = self._sample(self.model.policy(observation))
-            values = self.policy_values(self.model.critic(observation, action))
-            loss = (temperature * log_density - values).mean()
-            self.online_vectors.differentiate(loss, self.online_vectors.policy)
-            return Loss(loss.detach(), {"entropy": -log_density.detach().mean()})
-
-        total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
-        grad_norm, applied = self.policy_optimizer.apply(total.loss, apply_if)
+        """Take the policy's step, then adapt the temperature (equation 18)."""
+        temperature = self.log_temperature.detach().exp()  # of the policy's step
+        statistics, applied = super().update_policy(transitions, apply_if)
         if self.params.learn_temperature:
-            excess = total.statistics["entropy"] - self._target_entropy
+            excess = statistics["entropy"] - self._target_entropy
             self.temperature_optimizer.step(self.log_temperature * excess, applied)
         elif not self.temperature_optimizer.is_planned:
             self.temperature_optimizer.skip(1)
-        statistics = {"policy_loss": total.loss, "policy_grad_norm": grad_norm, "temperature": temperature}
-        return {**statistics, "policy_lr": self.policy_optimizer.last_lr, **total.statistics}, applied
+        return {**statistics, "temperature": temperature}, applied
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def checkpoint_parts(self) -> dict[str, Any]:

@@ -159,6 +159,9 @@ class ContinuousControl(Agent):
         """
 
     @abstractmethod
+    def policy_loss(self, transitions: TransitionBatch) -> Loss:
+        """Compute the mean loss of the policy at the observations, and statistics that are means too."""
+
     def update_policy(
         self, transitions: TransitionBatch, apply_if: bool | Tensor
     ) -> tuple[dict[str, Tensor], bool | Tensor]:
@@ -167,6 +170,16 @@ class ContinuousControl(Agent):
         Returns:
             Statistics, and whether the step was taken.
         """
+
+        def differentiate(part: slice | None) -> Loss:
+            loss = self.policy_loss(transitions.select(part))
+            self.online_vectors.differentiate(loss.loss, self.online_vectors.policy)
+            return loss._replace(loss=loss.loss.detach())
+
+        total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
+        grad_norm, applied = self.policy_optimizer.apply(total.loss, apply_if)
+        lr = self.policy_optimizer.last_lr
+        return {"policy_loss": total.loss, "policy_grad_norm": grad_norm, "policy_lr": lr, **total.statistics}, applied
 
     def learn(self, batch: Batch) -> LearnerOutput:
         self.set_training(True)
