@@ -315,9 +315,8 @@ class Trajectories(WindowGatherer[np.ndarray]):
 
     def statistics(self) -> dict[str, float]:
         """Return replay_mb, the frames' size in 1e6 bytes, and for compressed frames their compression ratio."""
-        low, high = self.starts(0)
-        raw = float((high - low).sum()) * self.layout.num_envs * self.layout.fields["frame"].nbytes
-        if self.layout.packed is None or self.frames is None or not raw:
+        raw = float(self.size() * self.layout.fields["frame"].nbytes)
+        if self.frames is None or not raw:
             return {"replay_mb": raw / 1e6}
         used = self.frames.used_bytes()
         return {"replay_mb": used / 1e6, "compression": raw / max(used, 1)}
