@@ -39,7 +39,7 @@ class ActorParams:
     device: str = "cpu"
     """Device of the actor's network: cpu, cuda, cuda:1; auto is cuda if there is a GPU."""
     cuda_graph: Literal["auto", "on", "off"] = "auto"
-    """Compute the actor's answers by replaying a CUDA graph; auto does where its device is a GPU."""
+    """Compute the actor's answers by a CUDA graph; auto does where its device is a GPU."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """Precision of the actor's network; auto is bf16 where learner.precision auto is, else float32."""
     niceness: int = Field(default=10, ge=0, le=19)

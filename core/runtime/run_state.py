@@ -328,7 +328,7 @@ class RunState:
         self._arrays["processes"][process_ind, :STARTS] = 0.0
 
     def count_start(self, process_ind: int) -> None:
-        """Forget all of a process before the supervisor starts a new one in its place."""
+        """Count a process that the supervisor is about to start, and forget all of its predecessor."""
         self.set_starts(process_ind, self.starts(process_ind) + 1)
 
     def activity_marker(self, process_ind: int) -> np.ndarray:

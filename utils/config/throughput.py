@@ -164,7 +164,7 @@ def _acting(options: Options, spec: EnvSpec, seconds: float, has_enough: HasEnou
     The actor plays for `seconds`, and longer until `has_enough` steps are stored. FILL_SECONDS later, slow environments
     repeat their last step in place of the missing ones.
     """
-    params, num_envs, count = options.actor, options.num_envs_per_actor, options.actor.num_env_splits
+    params, num_envs, splits = options.actor, options.num_envs_per_actor, options.actor.num_env_splits
     agent = with_graphed_forward(options.make_agent(spec, params.device, params.precision), params.cuda_graph)
     generator = np.random.default_rng(options.seed)
     raw = dataclasses.replace(memory_budget.layout(options, spec, agent), storage=STORAGE, arena_bytes=0)
@@ -174,10 +174,10 @@ def _acting(options: Options, spec: EnvSpec, seconds: float, has_enough: HasEnou
     def create_env(count: int, first: int) -> Env:
         return make_env(options, count, training=True, num_threads=params.env_threads)
 
-    def exploration(group: int) -> Exploration:
-        return agent.exploration(group, options.num_actors * count, num_envs // count, generator)
+    def exploration(split: int) -> Exploration:
+        return agent.exploration(split, options.num_actors * splits, num_envs // splits, generator)
 
-    with closing(DoubleBufferedEnvs(agent, create_env, exploration, options.seed, count, num_envs)) as groups:
+    with closing(DoubleBufferedEnvs(agent, create_env, exploration, options.seed, splits, num_envs)) as envs:
         steps, started = -FIRST_STEPS, time.perf_counter()
         while (
             steps < 1
@@ -188,7 +188,7 @@ def _acting(options: Options, spec: EnvSpec, seconds: float, has_enough: HasEnou
                 steps = 0
             if not steps:
                 started = time.perf_counter()
-            timestep, output, next_timestep, state = groups.step(max(steps, 0) * num_envs, max(steps, 0) * num_envs)
+            timestep, output, next_timestep, state = envs.step(max(steps, 0) * num_envs, max(steps, 0) * num_envs)
             writer.append(timestep, output.action, next_timestep, output.extras, state)
             steps += 1
         passed = time.perf_counter() - started

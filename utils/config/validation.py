@@ -65,7 +65,7 @@ def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
 
 
 def env_counts(options: Options) -> list[int]:
-    """Return the numbers that num_envs_per_actor=0 tries, smallest first, with equally many in every group."""
+    """Return the numbers that num_envs_per_actor=0 tries, smallest first, with equally many in every split."""
     return list(dict.fromkeys(next_multiple(count, options.actor.num_env_splits) for count in COUNTS))
 
 
