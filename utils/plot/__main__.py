@@ -87,6 +87,8 @@ def _curves(options: argparse.Namespace) -> tuple[Any, list[Run]]:
     runs = usable(options.runs, options.metric, COLUMNS if options.csv and options.metric == [SCORE] else ())
     drawn = [run._replace(curves={metric: run.curves[metric] for metric in options.metric}) for run in runs]
     groups = grouped(drawn, options.group) if options.group else alike(drawn)
+    labels = {run.name: label for label, group in groups.items() for run in group}  # a CSV keeps no options
+    runs = [run._replace(settings={**run.settings, "config": labels[run.name]}) for run in runs]
     title = next(iter(groups)) if len(groups) == 1 else ""  # The legend names several groups.
     figure = draw_curves(groups, options.x, options.statistic, options.title or title, options.each)
     return figure, runs
@@ -154,7 +156,7 @@ def parser() -> argparse.ArgumentParser:
     add("--title", help="title of the figure")
     add("--output", default="curves", help="path of the files, or a folder; default: curves")
     add("--formats", nargs="+", choices=FORMATS, help="default: the extension of --output, or png and svg")
-    add("--csv", action="store_true", help="also write the points: run, config, seed, step, seconds and values")
+    add("--csv", action="store_true", help="also write the points: run, config (its curve), seed, step and values")
     return parser
 
 

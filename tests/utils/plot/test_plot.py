@@ -308,6 +308,15 @@ def test_runs_of_one_name_are_told_apart(run, tmp_path):
     assert {row: len(same) for row, same in groups.items()} == {"dqn-pong-small": 3, "impala-pong-small": 3}
 
 
+@pytest.mark.parametrize("group", [(), ("--group", "agent.n_step")])
+def test_a_csv_keeps_apart_the_curves_that_were_drawn(run, tmp_path, group):
+    """Both values of a sweep with --vary became one curve."""
+    folders = [run(f"{n}-{seed}", [n], "a", **{"agent.n_step": n, "seed": seed}) for n in (1, 3) for seed in (1, 2)]
+    words = ["--csv", "--output", str(tmp_path / "both"), "--formats", "png"]
+    assert plot.main([*map(str, folders), *words, *group]) == 0
+    assert [len(group) for group in alike(read([tmp_path / "both.csv"], [SCORE])).values()] == [2, 2]
+
+
 def test_a_csv_of_means_alone_is_drawn_and_written_again(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     means = RESULTS / "pqn.csv"
