@@ -37,7 +37,7 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
         ConfigurationError: the words are wrong, or no option says when the run ends.
     """
     given, _ = command_line.split(words)
-    hints = {"seed": ": give --seeds", "config": ": give it before --"}
+    hints = {"seed": ": give --seeds", "config": ": give it before --", "root": ": give it before --"}
     if reserved := [f"--{name} is not yours to give here{hints.get(name, '')}" for name in RESERVED if name in given]:
         raise ConfigurationError(reserved)
     try:

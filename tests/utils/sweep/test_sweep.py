@@ -166,6 +166,7 @@ def test_parallel_jobs_run_on_disjoint_cores(main, root):
         (("--steps", "100"), WORDS, "unrecognized arguments: --steps 100; options of the runs stand behind --"),
         (("--seeds", "1", "-1"), WORDS, "--seeds: seed=-1 must be at least 0"),
         ((), ("--seed", "3"), "--seed is not yours to give here: give --seeds"),
+        ((), (*WORDS, "--root", "elsewhere"), "--root is not yours to give here: give it before --"),
         ((), (*WORDS, "--check"), "--check is not yours to give here"),
         ((), (*WORDS, "-h"), "--help is not yours to give here"),
         (
