@@ -55,7 +55,8 @@ class Memory(ABC):
     Params: ClassVar[type[MemoryParams]] = MemoryParams
     # Kinds of windows that this memory holds; an agent must learn from one of them.
     window_kinds: ClassVar[tuple[WindowKind, ...]] = ("transitions", "sequences")
-    # The same rule with steps, draws and priorities on the learner's device, a DeviceMemory; None if there is none.
+    # The same rule with steps, draws and priorities on the learner's device, a DeviceMemory; None if there is none. A
+    # subclass does not inherit it, because its rule would then not hold there.
     device_class: ClassVar[Any] = None
     # True if actors wait for the newest parameters before every chunk, until `release_actors`.
     on_policy: ClassVar[bool] = False
@@ -65,6 +66,9 @@ class Memory(ABC):
     batches_per_sample: int = 1
     # Returns the features [T, B, F] that today's network computes of windows. The learner sets it if they are needed.
     features_of: Callable[[Window], Tensor] | None = None
+
+    def __init_subclass__(cls) -> None:
+        cls.device_class = vars(cls).get("device_class")
 
     def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):
         """Allocate the rings; raise ValueError if the ring of an environment can never hold a whole window."""

@@ -6,6 +6,7 @@ import shlex
 import pytest
 
 from core.agents.dqn import DQN
+from core.memories.prioritized import PrioritizedMemory
 from utils.config import memory_budget
 from utils.config.command_line import read_options
 
@@ -14,6 +15,13 @@ RESIDENT = ("--learner.replay_device", "learner")
 
 class Own(DQN):
     supports_cuda_graphs = False
+
+
+class OwnRule(PrioritizedMemory):
+    """A rule that the device's replay of its base does not know."""
+
+    def update_priorities(self, keys, priorities):
+        super().update_priorities(keys, priorities / 2)
 
 
 @pytest.fixture
@@ -75,6 +83,10 @@ def test_other_options_run_without_cuda(root, no_cuda, words):
             "on is for one learner",
         ),
         (("--config", "impala-cartpole", *RESIDENT), "memory_type could be shared or prioritized"),
+        (
+            ("--config", "dqn-cartpole", *RESIDENT, "--memory_type", "tests.utils.config.test_devices:OwnRule"),
+            "test_devices:OwnRule cannot be on the learner's device",
+        ),
         (
             shlex.split(
                 "--config dqn-cartpole --agent_type tests.utils.config.test_devices:Own --learner.cuda_graph on"
