@@ -76,6 +76,16 @@ def test_every_example_learns_as_printed(package, tmp_path, command):
     trained([*shlex.split(command), *(() if "ppo" in command else FILLED)], tmp_path)
 
 
+def test_the_replay_strategy_is_restored_with_its_replay(package, tmp_path):
+    command = next(command for command in COMMANDS if "Richest" in command)
+    memory = trained(shlex.split(command), tmp_path).memories[0]
+    richest = memory.strategies[1]
+    restored = type(richest)(richest.params, memory)
+    restored.load_state_dict(richest.state_dict())
+    assert len(restored.places) == len(richest.places) > 0
+    np.testing.assert_array_equal(restored.earned, richest.earned)
+
+
 def test_a_users_own_config_learns(package, tmp_path, monkeypatch):
     block = re.search(r"```python\n( +\{\"name\": \"mine\".*?\}),\n```", PAGE, re.S)
     row = eval(block[1].strip())
