@@ -68,6 +68,7 @@ class Memory(ABC):
     features_of: Callable[[Window], Tensor] | None = None
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         cls.device_class = vars(cls).get("device_class")
 
     def __init__(self, params: Any, layout: Layout, window: WindowSpec, seed: int):
