@@ -131,7 +131,7 @@ def usable(sources: Sequence[Path], metrics: Sequence[str], optional: Iterable[s
         if len(without) == len(kept):
             errors += [_why_empty(*first, metric) for first in without[:1]]  # which lists the metrics that there are
             errors += [f"{run.name} has no values of {metric}" for _, run in without[1:]]
-            others = [f"{len(errors) - MAX_LISTED} others cannot be drawn either"] if errors[MAX_LISTED:] else []
+            others = [f"{len(errors) - MAX_LISTED} more cannot be drawn either"] if errors[MAX_LISTED:] else []
             raise ConfigurationError([*errors[:MAX_LISTED], *others])
     for missing, names in skipped.items():
         log_to_stderr(f"passed over ({missing}): {', '.join(names)}")

@@ -188,7 +188,7 @@ def test_if_nothing_can_be_drawn_each_reason_is_an_error(run, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         plot.main([*map(str, folders), "--output", str(tmp_path / "curves")])
     errors = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and len(errors) == 6 and errors[-1] == "error: 2 others cannot be drawn either"
+    assert ended.value.code == 2 and len(errors) == 6 and errors[-1] == "error: 2 more cannot be drawn either"
     with pytest.raises(SystemExit) as ended:
         plot.main([str(tmp_path / "nowhere"), str(folders[0])])
     assert ended.value.code == 2 and "nowhere does not exist" in capsys.readouterr().err
