@@ -13,9 +13,7 @@ from core.common.terminal import Terminal
 from core.runtime.options import RunOptions
 
 PLAIN_PERIOD = 10.0  # seconds between lines without a terminal
-RATE_SECONDS = (
-    30.0  # Shown rates are means over this time; an agent that alternates long rollouts and updates has both.
-)
+RATE_SECONDS = 30.0  # Shown rates are means over this time, in which long rollouts and updates take turns.
 
 
 class QuietConsole(Console):
