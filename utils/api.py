@@ -45,7 +45,7 @@ from utils.plot import curves
 from utils.plot.curves import Curve
 from utils.sweep.subprocess_run import start_main
 
-RESERVED = ("config", "mode", "check")  # Options that `train` sets itself.
+RESERVED = ("config", "mode", "check", "help")  # Options that `train` sets itself.
 INTERRUPTED = 130  # Exit code of a run that was interrupted and saved.
 LAST_LINES = 20  # Lines of a failed run's output that its error contains.
 printing = threading.Lock()  # Held while the process prints, or redirects what all of its threads print.
@@ -304,7 +304,9 @@ class Policy:
         options = self.options
         if not hasattr(options.env_class, "from_gym"):
             raise TypeError(f"env_type={options.env_type} is no environment of gymnasium: act takes what it returns")
-        return options.env_class(options.env, options.game, 1, training=False)
+        env = options.env_class(options.env, options.game, 1, training=False)
+        env.close()  # only its spaces are used
+        return env
 
     def _legal(self, action_mask: Any, count: int) -> np.ndarray | None:
         """Return the legal actions [N, A] as the environment would; None if it has no masks."""

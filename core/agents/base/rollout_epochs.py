@@ -20,7 +20,7 @@ from core.types import tree_leaves, tree_map
 
 @frozen_dataclass
 class RolloutAgentParams(AgentParams):
-    batch_size: int = Field(default=0, ge=0, le=65_536)
+    batch_size: int = Field(default=0, ge=0, le=10**8)
     """Unrolls of a rollout; 0 is one of each environment of the learner, as memory_type rollouts needs it."""
     unroll_length: int = Field(default=128, ge=1, le=10_000)
     """Steps of an unroll."""

@@ -154,6 +154,8 @@ def _strategy(kind: Any) -> tuple[type[ReplayStrategy], type]:
     strategy = getattr(importlib.import_module(module), name)
     if not issubclass(strategy, ReplayStrategy) or not hasattr(strategy.Params, "__dataclass_fields__"):
         raise TypeError(f"{name} must be a ReplayStrategy, and its Params a dataclass")
+    if abstract := sorted(strategy.__abstractmethods__):
+        raise TypeError(f"{name} must define {', '.join(abstract)}")
     return strategy, strategy.Params
 
 

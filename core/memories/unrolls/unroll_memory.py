@@ -118,10 +118,11 @@ class ReplayStrategy(ABC):
         """Return what the learner logs of this strategy."""
         return {}
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return the state as tensors and plain values."""
-        return {}
 
+    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from state_dict."""
 

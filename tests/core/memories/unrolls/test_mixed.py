@@ -369,10 +369,17 @@ BASE = "from core.memories.unrolls.unroll_memory import ReplayStrategy as Base\n
         ("no_class", "S = 3", "TypeError: issubclass"),
         ("plain_params", f"{BASE}class S(Base):\n    class Params: pass", "and its Params a dataclass"),
         ("no_params", f"{BASE}class S(Base): pass", "AttributeError: "),
+        (
+            "no_state",
+            f"{BASE}from dataclasses import dataclass\nclass S(Base):\n"
+            "    insert = draw = None\n    @dataclass\n    class Params: pass",
+            "TypeError: S must define load_state_dict, state_dict",
+        ),
         (".relative", "", "TypeError: the 'package' argument is required"),
         (
             "failing_params",
             f"{BASE}from dataclasses import dataclass\nclass S(Base):\n"
+            "    insert = draw = state_dict = load_state_dict = None\n"
             "    @dataclass\n    class Params:\n        size: int",
             "the settings of failing_params:S are refused: TypeError: ",
         ),
