@@ -52,20 +52,22 @@ RUN: dict[str, Any] = {
 
 # A row has a name, five choices, and only the options in which it differs from the defaults beside the classes.
 CONFIGS: list[dict[str, Any]] = [
-    # Pong for two CPU cores: pictures of 42x42 and a network that needs a seventh of the arithmetic.
+    # Pong for two CPU cores: pictures of 42x42 and a network that needs a seventh of the arithmetic. Here and in other
+    # rows of Atari one evaluated action of 1,000 is random, because a greedy rally can last up to the limit of a game.
     {"name": "dqn-pong-small",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-small",
      "env.resolution": 42, "model.dueling": True, "agent.batch_size": 64, "agent.n_step": 3,
      "agent.learning_rate": 2e-4, "agent.optimizer_eps": 1e-8, "agent.target_update_period": 500,
-     "agent.exploration": "linear-ladder", "agent.exploration_epsilon_steps": 50_000, "memory.capacity": 150_000,
-     "memory.alpha": 0.5, "memory.beta_updates": 200_000, "rate_limiter.min_replay_size": 10_000,
-     "rate_limiter.samples_per_insert": 16.0, "learner.threads": 1, "evaluator.period": 480.0,
-     "evaluator.episodes": 30},
+     "agent.exploration": "linear-ladder", "agent.exploration_epsilon_steps": 50_000,
+     "agent.evaluation_epsilon": 0.001, "memory.capacity": 150_000, "memory.alpha": 0.5,
+     "memory.beta_updates": 200_000, "rate_limiter.min_replay_size": 10_000, "rate_limiter.samples_per_insert": 16.0,
+     "learner.threads": 1, "evaluator.period": 480.0, "evaluator.episodes": 30},
     {"name": "dqn-pong",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-cnn",
      "agent.n_step": 5, "agent.learning_rate": 1e-4, "agent.optimizer_eps": 1e-8, "agent.target_update_period": 1_000,
-     "agent.exploration": "linear-ladder", "agent.exploration_epsilon_steps": 50_000, "memory.capacity": 400_000,
-     "memory.alpha": 0.5, "rate_limiter.min_replay_size": 5_000, "evaluator.period": 900.0, "evaluator.episodes": 30},
+     "agent.exploration": "linear-ladder", "agent.exploration_epsilon_steps": 50_000,
+     "agent.evaluation_epsilon": 0.001, "memory.capacity": 400_000, "memory.alpha": 0.5,
+     "rate_limiter.min_replay_size": 5_000, "evaluator.period": 900.0, "evaluator.episodes": 30},
     # Rainbow's settings, also of its target (32 k frames are 2,000 updates), without distribution and noise.
     {"name": "dqn-breakout",
      "agent_type": "dqn", "env_type": "atari", "game": "breakout", "memory_type": "prioritized",
@@ -117,8 +119,8 @@ APEX = {"agent_type": "dqn", "env_type": "atari", "memory_type": "prioritized", 
         "model.dueling": True, "agent.exploration": "ladder", "agent.n_step": 3, "agent.batch_size": 512,
         "agent.loss": "squared", "agent.optimizer": "rmsprop", "agent.learning_rate": 2.5e-4 / 4,
         "agent.optimizer_eps": 1.5e-7, "agent.rmsprop_decay": 0.95, "agent.clip_norm": 40.0,
-        "agent.target_update_period": 2_500, "memory.capacity": 2_000_000, "memory.alpha": 0.6,
-        "memory.beta_start": 0.4, "memory.beta_end": 0.4, "actor.parameter_pull_period": 100,
+        "agent.target_update_period": 2_500, "agent.evaluation_epsilon": 0.001, "memory.capacity": 2_000_000,
+        "memory.alpha": 0.6, "memory.beta_start": 0.4, "memory.beta_end": 0.4, "actor.parameter_pull_period": 100,
         "rate_limiter.min_replay_size": 50_000, "rate_limiter.samples_per_insert": 0.8}
 CONFIGS += [
     {"name": "apex-pong", "game": "pong", **APEX},
@@ -261,8 +263,8 @@ CONFIGS += [{"name": "btr-pong", "game": "pong", **BTR_ATARI},
 SMALL_PONG = {"env_type": "atari", "game": "pong", "memory_type": "prioritized", "env.resolution": 42,
               "model.dueling": True, "agent.batch_size": 64, "agent.n_step": 3, "agent.learning_rate": 2e-4,
               "agent.optimizer_eps": 1e-8, "agent.target_update_period": 500, "agent.exploration": "linear-ladder",
-              "agent.exploration_epsilon_steps": 50_000, "memory.capacity": 150_000, "memory.alpha": 0.5,
-              "memory.beta_updates": 200_000, "rate_limiter.min_replay_size": 10_000,
+              "agent.exploration_epsilon_steps": 50_000, "agent.evaluation_epsilon": 0.001, "memory.capacity": 150_000,
+              "memory.alpha": 0.5, "memory.beta_updates": 200_000, "rate_limiter.min_replay_size": 10_000,
               "rate_limiter.samples_per_insert": 16.0, "learner.threads": 1, "evaluator.period": 480.0,
               "evaluator.episodes": 30}
 MINATAR = {"env_type": "minatar", "memory_type": "shared", "agent.n_step": 1, "agent.learning_rate": 2.5e-4,
@@ -324,9 +326,9 @@ CONFIGS += [{"name": "iqn-cartpole", "agent_type": "iqn", "env_type": "gym", "ga
 R2D2 = {"agent_type": "r2d2", "memory_type": "prioritized", "memory.alpha": 0.9, "memory.beta_start": 0.6,
         "memory.beta_end": 0.6}
 R2D2_ATARI = {**R2D2, "env_type": "atari", "model_type": "r2d2-cnn", "env.reward_clipping": "none",
-              "env.life_loss": False, "memory.capacity": 1_000_000, "actor.parameter_pull_period": 400,
-              "rate_limiter.min_replay_size": 50_000, "rate_limiter.samples_per_insert": 4.0,
-              "rate_limiter.error_buffer": 2_000}
+              "env.life_loss": False, "agent.evaluation_epsilon": 0.001, "memory.capacity": 1_000_000,
+              "actor.parameter_pull_period": 400, "rate_limiter.min_replay_size": 50_000,
+              "rate_limiter.samples_per_insert": 4.0, "rate_limiter.error_buffer": 2_000}
 # R2D2 for tasks of minutes: shorter sequences, and 8 to 16 samples an insert, because actors are slower than the
 # learner here. An update learns from 640 steps, so a run has few updates. The target follows every 50, which is 32,000
 # samples like the 1,000 updates of dqn-minatar-breakout.
@@ -483,7 +485,8 @@ CONFIGS += [
 # (the code divides its planes by 255), and rewards of CartPole are not scaled by 0.1.
 PQN = {"agent_type": "pqn", "memory_type": "rollouts", "model.norm": "layer", "num_envs_per_actor": 128,
        "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1, "learner.publish_period": 1}
-PQN_ATARI = {**PQN, "env_type": "atari", "model_type": "dqn-cnn", "steps": 10_000_000}
+PQN_ATARI = {**PQN, "env_type": "atari", "model_type": "dqn-cnn", "agent.evaluation_epsilon": 0.001,
+             "steps": 10_000_000}
 PQN_MINATAR = {**PQN, "env_type": "minatar", "model_type": "dqn-minatar", "agent.learning_rate": 5e-4,
                "agent.lr_schedule": "linear",
                "agent.exploration_epsilon_end": 0.05, "learner.compile": "auto", "learner.threads": 1,

@@ -233,3 +233,9 @@ def test_a_value_that_a_replaced_class_refuses_is_left_out():
     assert not problems and options.model.hidden == (256, 256)
     refused = from_row({**row, "model_type": "sac-mlp"})[1]
     assert "CONFIGS row 'pqn-cartpole': model.hidden=256 must be a valid tuple" in refused
+
+
+def test_evaluations_on_atari_leave_a_rally_without_end():
+    rows = [row for row in CONFIGS if row["env_type"] == "atari"]
+    epsilons = {row["name"]: getattr(from_row(row)[0].agent, "evaluation_epsilon", None) for row in rows}
+    assert epsilons["dqn-pong-small"] == 0.001 and 0.0 not in epsilons.values()
