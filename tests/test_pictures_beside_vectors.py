@@ -1,4 +1,4 @@
-"""A task whose answer takes a picture and a number is learnt from both, and from neither alone."""
+"""A task whose answer takes a picture and a number is learnt from both."""
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +18,7 @@ VALUES = {
     "rate_limiter.min_replay_size": 200,
     "rate_limiter.samples_per_insert": 8,
     "evaluator.steps": 500,
+    "steps": 3_000,
 }
 POLICY = {
     "config": "ppo-cartpole",
@@ -25,6 +26,7 @@ POLICY = {
     "agent.unroll_length": 32,
     "agent.learning_rate": 1e-3,
     "evaluator.steps": 1000,
+    "steps": 16_000,
 }
 COMMON = {
     "env_type": "gym",
@@ -54,30 +56,10 @@ class ExclusiveOr(gym.Env):
         return {"picture": picture, "number": np.array([2 * self.bits[1] - 1], np.float32)}
 
 
-@pytest.fixture
-def score(tmp_path, monkeypatch):
+@pytest.mark.parametrize("options", [VALUES, POLICY], ids=["dqn", "ppo"])
+def test_both_parts_solve_the_task(tmp_path, monkeypatch, options):
+    """Half of the answers are right by chance, and by either part alone."""
     monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
     gym.register("ExclusiveOr-v0", ExclusiveOr)
-
-    def train(options, **more):
-        words = [f"--{name}={value}" for name, value in (COMMON | options | more).items()]
-        return best_score(tmp_path, *words)
-
-    return train
-
-
-@pytest.mark.parametrize(("options", "steps"), [(VALUES, 3_000), (POLICY, 16_000)], ids=["dqn", "ppo"])
-def test_both_parts_solve_the_task(score, options, steps):
-    assert score(options, steps=steps) >= 0.95
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [VALUES, POLICY], ids=["dqn", "ppo"])
-@pytest.mark.parametrize("part", ["picture", "number"])
-def test_one_part_alone_does_not(score, options, part):
-    """Half of the answers are right by chance."""
-    vector_model = {VALUES["model_type"]: "dqn-mlp", POLICY["model_type"]: "mlp-ac"}[options["model_type"]]
-    model = options["model_type"] if part == "picture" else vector_model
-    steps = 1_500 if options is VALUES else 4_000
-    best = score(options, steps=steps, model_type=model, **{"env.observation_keys": part})
-    assert 0.3 < best < 0.8
+    words = [f"--{name}={value}" for name, value in (COMMON | options).items()]
+    assert best_score(tmp_path, *words) >= 0.95

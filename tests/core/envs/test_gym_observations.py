@@ -211,11 +211,14 @@ def test_the_largest_byte_scales_the_picture_alone(shown):
     assert error == "observation has values 0 .. 10, outside 0 .. 9"
 
 
-def test_a_key_keeps_the_picture_alone(shown):
-    value, picture, _ = beside(1, np.random.default_rng(0))
+def test_a_key_keeps_the_picture_or_numbers_alone(shown):
+    value, picture, vector = beside(1, np.random.default_rng(0))
     alone = shown(BESIDE, value, observation_keys=("camera",))
     assert alone.spec.frame == ((3, 4, 3), "uint8") and alone.spec.vector_size == 0
     np.testing.assert_array_equal(alone.reset(0).observation, [picture, picture])
+    alone = shown(BESIDE, value, observation_keys=("gear",))
+    assert alone.spec.frame == ((3,), "float32") and not alone.spec.is_image
+    np.testing.assert_array_equal(alone.reset(0).observation, [vector[:3]] * 2)
 
 
 @pytest.mark.parametrize("shape", [(3, 84, 84), (1, 7, 7), (3, 64, 96), (4, 210, 160), (2, 84, 84)])
