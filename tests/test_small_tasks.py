@@ -130,13 +130,13 @@ def test_pqn_learns_catch(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cue_is_remembered_only_with_an_lstm(tmp_path):
+def test_a_cue_is_remembered_with_an_lstm(tmp_path):
+    """Without memory no policy can do more than guess, as tests/core/envs/test_small_tasks.py proves."""
     words = shlex.split(
         "--config impala-lstm-recall --env.delay 3 --agent.unroll_length 10 --agent.learning_rate 3e-3 "
         "--target_score 0.9 --evaluator.steps 8000 --evaluator.episodes 64 --evaluator.num_envs 64"
     )
-    assert best_score(tmp_path / "with", *words, "--steps", "160000") >= 0.9
-    assert best_score(tmp_path / "without", *words, "--steps", "24000", "--model.lstm", "0") < 0.3
+    assert best_score(tmp_path, *words, "--steps", "160000") >= 0.9
 
 
 @pytest.mark.parametrize("agent", marked(["ppo"], ["dqn", "impala", "impact"]))
@@ -172,8 +172,6 @@ def test_tic_tac_toe_is_learnt_with_masks(tmp_path, row):
 
 
 @pytest.mark.slow
-def test_a_cue_is_remembered_by_r2d2_but_not_by_dqn(tmp_path):
+def test_a_cue_is_remembered_by_r2d2(tmp_path):
     words = shlex.split("--config r2d2-recall --evaluator.steps 4000 --evaluator.episodes 64 --evaluator.num_envs 64")
-    assert best_score(tmp_path / "with", *words, "--target_score", "0.9", "--steps", "40000") >= 0.9
-    without = shlex.split("--agent_type dqn --model_type dqn-mlp --rate_limiter.samples_per_insert 8 --steps 10000")
-    assert best_score(tmp_path / "without", *words, *without) < 0.3
+    assert best_score(tmp_path, *words, "--target_score", "0.9", "--steps", "40000") >= 0.9
