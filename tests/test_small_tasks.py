@@ -74,8 +74,7 @@ def test_features_may_be_stored_at_half_precision(tmp_path):
     assert best_score(tmp_path, *words, "--memory.feature_dtype", "float16") >= 0.9
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("relevance", ["kl", "implied"])
+@pytest.mark.parametrize("relevance", marked(["implied"], ["kl"]))
 def test_laser_learns_catch_from_three_quarters_replay(tmp_path, relevance):
     assert best_score(tmp_path, *CATCH, *mixed(0.75, type="standard"), "--agent.relevance", relevance) >= 0.9
 
@@ -94,9 +93,10 @@ def test_clear_learns_catch_with_policy_and_value_cloning(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(), ("--agent.kl_coefficient", "0.5"), ("--agent.optimizer", "rmsprop")])
-def test_impact_learns_catch_from_batches_used_twice(tmp_path, words):
-    assert best_score(tmp_path, *CATCH, "--agent_type", "impact", "--memory_type", "circular", *words) >= 0.9
+def test_impact_learns_catch_from_batches_used_twice(tmp_path):
+    """The divergence from its target is part of the loss here, and not where it learns a choice and a number."""
+    words = "--agent_type", "impact", "--memory_type", "circular", "--agent.kl_coefficient", "0.5"
+    assert best_score(tmp_path, *CATCH, *words) >= 0.9
 
 
 CATCH_BY_VALUES = shlex.split(
@@ -162,8 +162,7 @@ def test_a_choice_and_a_number_are_learnt_at_once(tmp_path, agent):
     assert best_score(tmp_path, *words, *evaluations, "--steps", "150000") >= 3.5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", ["dqn-tictactoe", "ppo-tictactoe", "r2d2-cartpole"])
+@pytest.mark.parametrize("row", marked(["dqn-tictactoe", "ppo-tictactoe"], ["r2d2-cartpole"]))
 def test_tic_tac_toe_is_learnt_with_masks(tmp_path, row):
     """Random play scores 0."""
     words = ("--config", row, "--env_type", "tictactoe", "--game", "tictactoe", "--target_score", "0.7")
