@@ -13,6 +13,7 @@ import torch
 from core.common.exit_codes import BAD_OPTIONS, DONE, TRAINING_FAILED
 from core.distributed.learner_group import PeerLostError
 from core.engines import local
+from tests.core.tapes import quick_processes
 
 
 def done(context, index):
@@ -78,6 +79,11 @@ class Beats:
         return self.count > 0
 
 
+def main_of_this_parent(process, sender):
+    context = SimpleNamespace(process_ind=ind, run_state=Beats())
+    local.main(process, context, "learner", 0, 1, os.getppid(), sender)
+
+
 @pytest.mark.parametrize(
     ("process", "exit_code", "told"),
     [
@@ -91,10 +97,10 @@ class Beats:
     ],
 )
 def test_a_process_exits_at_once_with_the_code_of_its_work(process, exit_code, told):
-    spawn = multiprocessing.get_context("spawn")  # the process dies unless this one is its parent
-    receiver, sender = spawn.Pipe(duplex=False)
-    context = SimpleNamespace(process_ind=ind, run_state=Beats())
-    started = spawn.Process(target=local.main, args=(process, context, "learner", 0, 1, os.getpid(), sender))
+    # Only a spawned process has an interpreter of its own to exit, but its import of torch takes seconds.
+    processes = multiprocessing.get_context("spawn") if process is done else quick_processes()
+    receiver, sender = processes.Pipe(duplex=False)
+    started = processes.Process(target=main_of_this_parent, args=(process, sender))
     started.start()
     sender.close()
     try:
