@@ -1,6 +1,5 @@
-"""Two learners in spawned processes, joined by gloo, which run functions of a test together."""
+"""Two learners in processes of their own, joined by gloo, which run functions of a test together."""
 
-import multiprocessing
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -11,6 +10,7 @@ import torch
 
 from core.distributed.learner_group import LearnerGroup
 from core.distributed.torch_group import TorchRendezvous, rendezvous
+from tests.core.tapes import quick_processes
 
 TIMEOUT = 100  # seconds for one answer; the first includes the import of torch
 
@@ -19,13 +19,13 @@ class LearnerPair:
     """Use as a context manager, whose end kills both processes. Functions and results must be picklable."""
 
     def __enter__(self) -> "LearnerPair":
-        spawn = multiprocessing.get_context("spawn")
+        processes = quick_processes()
         with ExitStack() as stack:
             meeting = stack.enter_context(rendezvous(2))
             self._pipes, self._processes = [], []
             for index in range(2):
-                pipe, end = spawn.Pipe()
-                process = spawn.Process(target=_serve, args=(meeting, index, end))
+                pipe, end = processes.Pipe()
+                process = processes.Process(target=_serve, args=(meeting, index, end))
                 process.start()
                 stack.callback(process.join)
                 stack.callback(process.kill)

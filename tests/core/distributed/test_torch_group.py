@@ -1,10 +1,10 @@
 """Learners in separate processes exchange status and gradients, and notice a lost peer."""
 
 import importlib
-import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from core.distributed import torch_group
 from core.distributed.learner_group import PeerLostError, all_reduce_mean
+from tests.core.tapes import quick_processes
 
 LATE = 0.5  # seconds
 
@@ -48,7 +49,7 @@ def test_learners_of_a_network_meet_at_one_address_and_give_up_a_silent_one(monk
             raise PeerLostError("learner 1 was lost")
 
     with torch_group.rendezvous(2) as rendezvous:
-        process = multiprocessing.get_context("spawn").Process(target=silent_learner, args=(rendezvous,))
+        process = quick_processes().Process(target=silent_learner, args=(rendezvous,))
         process.start()
         group = rendezvous.join(0, "cpu")
         group.heartbeat = heartbeat
@@ -109,8 +110,7 @@ def other_learner(rendezvous) -> None:
     time.sleep(LATE)
     finished(group.gather([3, -(2**62)]))
     group.run(lambda: all_reduce_mean(torch.tensor([2.0, 5.0])))
-    time.sleep(LATE)
-    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(100)
 
 
 def test_local_learners_exchange_over_loopback_until_one_dies(monkeypatch):
@@ -118,7 +118,7 @@ def test_local_learners_exchange_over_loopback_until_one_dies(monkeypatch):
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")
     with torch_group.rendezvous(2) as rendezvous:
-        process = multiprocessing.get_context("spawn").Process(target=other_learner, args=(rendezvous,))
+        process = quick_processes().Process(target=other_learner, args=(rendezvous,))
         process.start()
         group = rendezvous.join(0, "cpu")
         try:
@@ -128,6 +128,7 @@ def test_local_learners_exchange_over_loopback_until_one_dies(monkeypatch):
             assert group.run(lambda: all_reduce_mean(torch.tensor([1.0, 2.0]))).tolist() == [1.5, 3.5]
             ports = [port for pid in (os.getpid(), process.pid) for port in psutil.Process(pid).net_connections("inet")]
             assert ports and {port.laddr.ip.removeprefix("::ffff:") for port in ports} == {"127.0.0.1"}
+            threading.Timer(LATE, process.kill).start()
             for wait in (
                 lambda: finished(group.gather([1])),
                 lambda: group.run(lambda: all_reduce_mean(torch.ones(1))),
@@ -150,7 +151,7 @@ def dies_in_an_update(rendezvous) -> None:
 
 def test_an_update_in_which_a_learner_dies_is_finished_and_nothing_follows_it():
     with torch_group.rendezvous(2) as rendezvous:
-        process = multiprocessing.get_context("spawn").Process(target=dies_in_an_update, args=(rendezvous,))
+        process = quick_processes().Process(target=dies_in_an_update, args=(rendezvous,))
         process.start()
         with rendezvous.join(0, "cpu") as group:
             try:
@@ -181,7 +182,7 @@ def test_sums_under_way_are_undone_together_if_a_learner_dies_between_them():
 
     tensors = [torch.full((1_000,), float(value)) for value in range(1, 4)]
     with torch_group.rendezvous(2) as rendezvous:
-        process = multiprocessing.get_context("spawn").Process(target=dies_between_two_sums, args=(rendezvous,))
+        process = quick_processes().Process(target=dies_between_two_sums, args=(rendezvous,))
         process.start()
         with rendezvous.join(0, "cpu") as group:
             try:

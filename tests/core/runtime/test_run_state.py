@@ -1,7 +1,7 @@
-import multiprocessing
 import time
 
 from core.runtime.run_state import RunCounters, RunState
+from tests.core.tapes import quick_processes
 
 
 def test_heartbeats_measure_silence_and_can_be_reset():
@@ -19,9 +19,9 @@ def act_and_stop(counters: RunCounters, run_state: RunState) -> None:
     run_state.stop()
 
 
-def test_a_spawned_process_shares_counters_and_the_stop_flag():
+def test_another_process_shares_counters_and_the_stop_flag():
     counters, run_state = RunCounters(2, 1), RunState(4)
-    process = multiprocessing.get_context("spawn").Process(target=act_and_stop, args=(counters, run_state))
+    process = quick_processes().Process(target=act_and_stop, args=(counters, run_state))
     process.start()
     process.join()
     assert counters.agent_steps == 7 and run_state.stopped
