@@ -127,10 +127,10 @@ def test_a_changed_output_changes_the_update():
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize("name", ["dqn", "double dqn", "munchausen dqn", "r2d2"])  # which draw nothing in an update
+@pytest.mark.parametrize("name", ["dqn", "r2d2"])  # which draw nothing in an update
 def test_a_thread_beside_moving_targets_changes_no_update(name, precision):
     plain, ahead = (make_agent(name, precision, target_update_period=3) for _ in range(2))
-    batches = [make_batch(plain, seed) for seed in range(60)]
+    batches = [make_batch(plain, seed) for seed in range(24)]
     drawn = iter(batches)
     memory = SimpleNamespace(sample=lambda size: next(drawn, None), takes_priorities=False, batches_per_sample=1)
     prefetcher = Prefetcher(memory, 6, 4, precompute=ahead.precompute)
