@@ -1,7 +1,6 @@
 """IMPACT equals the paper's sums written step by step; its target network and KL coefficient adapt as specified."""
 
 from copy import deepcopy
-from functools import partial
 from math import log
 
 import numpy as np
@@ -10,7 +9,6 @@ import torch
 
 from core.agents.impact import KL_SPAN, Impact
 from core.agents.impala import Impala
-from core.types import slice_batch
 from tests.core.agents.unrolls import (
     A,
     Sum,
@@ -213,33 +211,6 @@ def test_the_kl_coefficient_follows_the_kl_just_before_a_copy():
         Impact, logits, values, target_update_period=2, kl_coefficient=0.4, learning_rate=0.02, kl_target=measured[1]
     )
     assert [float(steady.learn(batch).statistics["kl_coefficient"]) for _ in range(4)] == pytest.approx([0.4] * 4)
-
-
-def agent_with_half_a_divergence(**settings):
-    """Return an agent and a batch of six unrolls. The target network differs in the first three."""
-    batch, logits, values = random_unrolls(seed=5, streams=6)
-    target_logits = logits.copy()
-    target_logits[:, :3] = random_target(logits)[:, :3]
-    return with_target(
-        table_agent(Impact, logits, values, target_update_period=1, kl_coefficient=0.4, **settings), target_logits
-    ), batch
-
-
-def learn_three(begin, kl_target):
-    """Learn from three of the unrolls. Returns the divergence of these, and the agent's state."""
-    agent, batch = agent_with_half_a_divergence(kl_target=kl_target)
-    output = agent.learn(slice_batch(batch, slice(begin, begin + 3)))
-    return float(output.statistics["target_kl"]), agent.state_dict()
-
-
-@pytest.mark.slow
-def test_several_learners_adapt_the_kl_coefficient_together(learners):
-    agent, batch = agent_with_half_a_divergence()
-    measured = float(agent.learn(batch).statistics["target_kl"])
-    (first, one), (second, other) = learners.run(*(partial(learn_three, begin, measured) for begin in (0, 3)))
-    assert first > 1.5 * measured and second == 0  # alone the weight would be doubled, and halved
-    assert one["kl_coefficient"] == other["kl_coefficient"] == pytest.approx(0.4)
-    assert not differences(one, other)
 
 
 @pytest.mark.parametrize("kl_target, bound", [(1e-12, KL_SPAN), (1e6, 1 / KL_SPAN)])

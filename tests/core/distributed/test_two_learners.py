@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.agents.impact import Impact
 from core.agents.iqn import IQN
 from core.distributed.learner_group import SingleLearner, state_digest
 from core.learning import gradients
@@ -14,6 +15,8 @@ from core.models.dqn import RainbowMLP
 from core.models.iqn import IQNMLP
 from core.types import slice_batch, tree_map
 from tests.core import resident_agents
+from tests.core.agents.test_impact import random_target, with_target
+from tests.core.agents.unrolls import differences, random_unrolls, table_agent
 from tests.core.learning import test_staged_update
 from tests.selection import slow_except
 
@@ -134,3 +137,29 @@ def learn_with_one_faulty_step(name, group):
 def test_learners_stay_alike_if_a_number_of_one_is_not_finite(learners, name, skipped):
     first, second = learners.call(*[partial(learn_with_one_faulty_step, name)] * 2)
     assert first == second and first[0] is skipped
+
+
+def agent_with_half_a_divergence(**settings):
+    """Return an agent and a batch of six unrolls. The target network differs in the first three."""
+    batch, logits, values = random_unrolls(seed=5, streams=6)
+    target_logits = logits.copy()
+    target_logits[:, :3] = random_target(logits)[:, :3]
+    return with_target(
+        table_agent(Impact, logits, values, target_update_period=1, kl_coefficient=0.4, **settings), target_logits
+    ), batch
+
+
+def learn_three(begin, kl_target):
+    """Learn from three of the unrolls. Returns the divergence of these, and the agent's state."""
+    agent, batch = agent_with_half_a_divergence(kl_target=kl_target)
+    output = agent.learn(slice_batch(batch, slice(begin, begin + 3)))
+    return float(output.statistics["target_kl"]), agent.state_dict()
+
+
+def test_impacts_learners_adapt_the_kl_coefficient_together(learners):
+    agent, batch = agent_with_half_a_divergence()
+    measured = float(agent.learn(batch).statistics["target_kl"])
+    (first, one), (second, other) = learners.run(*(partial(learn_three, begin, measured) for begin in (0, 3)))
+    assert first > 1.5 * measured and second == 0  # alone the weight would be doubled, and halved
+    assert one["kl_coefficient"] == other["kl_coefficient"] == pytest.approx(0.4)
+    assert not differences(one, other)
