@@ -61,16 +61,6 @@ def test_every_window_equals_the_reference_through_wrap_around(
     assert int(trajectories.written().min()) > 2 * layout.ring_length and checked > 300
 
 
-def test_image_stacks_are_rebuilt_across_the_rings_end():
-    spec = WindowSpec(2, (0, 2))
-    play = RandomPlay(3, 3, frame_shape=(5, 4), frame_stack=4, end=0.01)
-    trajectories = Trajectories(small_layout(play.spec, rows=16, chunk_length=4, num_envs=3))
-    writer = ChunkWriter(trajectories, 0, spec)
-    for _ in range(16):
-        play.play(writer, 4)
-        assert_equals_twin(trajectories, [play], spec)
-
-
 def test_the_last_steps_of_an_episode_are_starts():
     play = RandomPlay(0, 1, end=0.0)
     trajectories = Trajectories(small_layout(play.spec, rows=64, chunk_length=1, num_envs=1))

@@ -63,17 +63,6 @@ def test_a_full_ring_always_has_capacity_readable_steps(num_envs, chunk_length):
         assert 100 <= trajectories.size() < 100 + 5 * chunk_length * num_envs + 4 * num_envs
 
 
-def test_a_memory_shortage_is_an_error_before_the_allocation(monkeypatch):
-    def never(*arguments):
-        raise AssertionError("allocated")
-
-    monkeypatch.setattr("core.common.shared_arrays.available_bytes", lambda: 1_000_000)
-    monkeypatch.setattr(os, "memfd_create", never)
-    layout = Layout.of(ATARI, {}, capacity=1000, num_actors=1, num_envs=1, chunk_length=8, with_priority=False)
-    with pytest.raises(MemoryError, match="1,000,000 are free"):
-        Trajectories(layout)
-
-
 def test_append_counts_published_agent_steps_without_last_steps():
     play, _, writer = fresh()
     published = [play.play(writer, 1) for _ in range(40)]
