@@ -13,13 +13,16 @@ def pixels(frame, stack):
     return EnvSpec("game", ArraySpec(frame, "uint8"), stack, Discrete(6), is_image=True, max_value=255.0)
 
 
+ATARI = (84, 84), 4
+SHAPES = [((84, 84, 3), 4), ((84, 84), 1), ((84, 84), 0), ((96, 64), 2), ((84, 84, 3), 0)]
+HEADS = [(dueling, norm) for dueling in (False, True) for norm in ("none", "group", "layer")]
+
+
 @pytest.mark.parametrize(
-    "frame, stack", [((84, 84), 4), ((84, 84, 3), 4), ((84, 84), 1), ((84, 84), 0), ((96, 64), 2), ((84, 84, 3), 0)]
+    ("image", "dueling", "norm"), [*((image, False, "none") for image in SHAPES), *((ATARI, *head) for head in HEADS)]
 )
-@pytest.mark.parametrize("dueling", [False, True])
-@pytest.mark.parametrize("norm", ["none", "group", "layer"])
-def test_the_cnn_accepts_every_image_shape(frame, stack, dueling, norm):
-    spec = pixels(frame, stack)
+def test_the_cnn_accepts_every_image_shape_and_has_any_head(image, dueling, norm):
+    spec = pixels(*image)
     model = DQNCNN(DQNCNN.Params(dueling=dueling, norm=norm), spec)
     values, state = model(torch.randint(0, 256, (5, *spec.observation_shape), dtype=torch.uint8))
     assert values.shape == (5, 6) and state == ()

@@ -42,19 +42,9 @@ def observe(spec, *sizes):
     return pictures > 127 if spec.frame.dtype == "bool" else pictures
 
 
-@every_network
 @every_head
-@pytest.mark.parametrize("atoms", [51, 2])
-def test_every_network_gives_a_distribution_for_each_action(network, dueling, noisy, atoms):
-    model = make(network, dueling=dueling, noisy=noisy, atoms=atoms)
-    output, state = model(observe(model.spec, BATCH), ())
-    assert output.shape == (BATCH, ACTIONS, atoms) and state == () and model.output_kind == "distribution"
-
-
-@every_network
-@every_head
-def test_the_head_has_the_configured_layers(network, dueling, noisy):
-    model = make(network, dueling=dueling, noisy=noisy, atoms=7, hidden=24)
+def test_the_head_has_the_configured_layers(dueling, noisy):
+    model = make(RainbowMLP, dueling=dueling, noisy=noisy, atoms=7, hidden=24)
     layers = [layer for layer in model.q.modules() if isinstance(layer, nn.Linear)]
     assert [isinstance(layer, NoisyLinear) for layer in layers] == [noisy] * len(layers)
     expected = [24, 7, 24, 7 * ACTIONS] if dueling else [24, 7 * ACTIONS]
@@ -68,9 +58,8 @@ def test_the_defaults_are_rainbows(network):
     assert (params.dueling, params.noisy, params.sigma, params.atoms) == (True, True, 0.5, 51)
 
 
-@every_network
-def test_a_dueling_network_centres_the_advantages_of_each_atom(network):
-    model, seen = make(network, noisy=False), []
+def test_a_dueling_network_centres_the_advantages_of_each_atom():
+    model, seen = make(RainbowMLP, noisy=False), []
     model.torso.register_forward_hook(lambda torso, inputs, output: seen.append(output))
     output, _ = model(observe(model.spec, BATCH), ())
     value = model.q.value(seen[0])  # [B, 1, atoms]
@@ -82,9 +71,8 @@ def test_a_dueling_network_centres_the_advantages_of_each_atom(network):
         assert torch.allclose(output[:, action] - value[:, 0], advantage[:, action] - others, atol=1e-5)
 
 
-@every_network
-def test_each_atom_of_an_action_has_its_own_weights(network):
-    model = make(network, noisy=False, dueling=False, atoms=4)
+def test_each_atom_of_an_action_has_its_own_weights():
+    model = make(RainbowMLP, noisy=False, dueling=False, atoms=4)
     observation = observe(model.spec, BATCH)
     before = model(observation, ())[0]
     with torch.no_grad():
@@ -104,39 +92,13 @@ def test_the_torso_is_that_of_the_dqn_network(network):
     assert shapes[0] == shapes[1]
 
 
-def test_the_cnn_can_have_group_norm():
-    model = make(RainbowCNN, norm="group")
-    assert sum(isinstance(layer, nn.GroupNorm) for layer in model.torso) == 3
-    assert model(observe(model.spec, 1), ())[0].shape == (1, ACTIONS, 51)
-
-
-@every_network
-def test_training_is_noisy_and_evaluation_is_not(network):
-    model = make(network)
-    observation = observe(model.spec, BATCH)
-    assert not torch.equal(model(observation, ())[0], model(observation, ())[0])
-    model.eval()
-    assert torch.equal(model(observation, ())[0], model(observation, ())[0])
-
-
 @every_network
 @every_head
-def test_the_loss_reaches_every_parameter(network, dueling, noisy):
-    model = make(network, dueling=dueling, noisy=noisy)
-    model(observe(model.spec, BATCH), ())[0].log_softmax(-1)[:, 0, 0].sum().backward()
+def test_every_network_gives_a_distribution_for_each_action_and_trains_all_of_it(network, dueling, noisy):
+    model = make(network, dueling=dueling, noisy=noisy, atoms=5)
+    output, state = model(observe(model.spec, BATCH), ())
+    assert output.shape == (BATCH, ACTIONS, 5) and state == () and model.output_kind == "distribution"
+    output.log_softmax(-1)[:, 0, 0].sum().backward()
     assert [
         name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()
     ] == []
-
-
-@every_network
-def test_unrolling_equals_stepping(network):
-    model = make(network, noisy=False)
-    observations = observe(model.spec, 4, BATCH)
-    unrolled, _ = model.unroll(observations, torch.zeros(4, BATCH, dtype=torch.bool), ())
-    assert torch.allclose(unrolled, torch.stack([model(step, ())[0] for step in observations]), atol=1e-5)
-
-
-def test_images_too_small_for_the_network_are_refused():
-    with pytest.raises(ValueError, match="16x16"):
-        RainbowCNN(RainbowCNN.Params(), pixels(16, 16))

@@ -50,18 +50,6 @@ def observe(model):
     return torch.ones(2, *model.spec.observation_shape, dtype=torch.uint8 if model.spec.is_image else torch.float32)
 
 
-def test_every_forward_pass_in_training_draws_its_own_noise():
-    layer, inputs = NoisyLinear(4, 3), torch.randn(2, 4)
-    first, second = layer(inputs), layer(inputs)
-    assert (first != second).all()
-
-
-def test_the_samples_of_a_batch_share_their_noise():
-    layer = NoisyLinear(4, 3)
-    outputs = layer(torch.randn(1, 4).expand(5, -1))
-    assert torch.allclose(outputs, outputs[:1].expand(5, -1), atol=1e-6)
-
-
 def test_with_noise_per_row_every_row_has_a_draw_of_its_own():
     layer = spread_layer()
     draw_noise_per_row(layer, True)
@@ -79,15 +67,6 @@ def test_in_evaluation_a_layer_uses_its_means():
     state = torch.get_rng_state()
     assert torch.equal(layer(inputs), inputs @ layer.weight.T + layer.bias)
     assert torch.equal(torch.get_rng_state(), state), "nothing is drawn"
-
-
-def test_noise_comes_from_torchs_global_generator():
-    layer, inputs = NoisyLinear(4, 3), torch.randn(2, 4)
-    outputs = []
-    for number in (1, 1, 2):
-        torch.manual_seed(number)
-        outputs.append(layer(inputs))
-    assert torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[0], outputs[2])
 
 
 def test_weight_noise_is_an_outer_product_with_the_bias_noise():
@@ -113,14 +92,6 @@ def test_the_factors_are_signed_roots_of_unit_gaussians():
     for samples in (torch.cat(gaussians[0::2]), torch.cat(gaussians[1::2])):
         mean, deviation, kurtosis = samples.mean(), samples.std(), (samples**4).mean()
         assert abs(mean) < 0.05 and abs(deviation - 1) < 0.05 and abs(kurtosis - 3) < 0.4
-
-
-def test_noise_has_zero_mean():
-    layer, inputs = spread_layer(4, 3), torch.randn(1, 4)
-    with torch.no_grad():
-        outputs = torch.cat([layer(inputs) for _ in range(20_000)])
-        mean = nn.functional.linear(inputs, layer.weight, layer.bias)
-    assert ((outputs.mean(0) - mean[0]).abs() < 5 * outputs.std(0) / math.sqrt(20_000)).all()
 
 
 @pytest.mark.parametrize("sigma", [0.5, 0.1])
@@ -160,13 +131,6 @@ def test_every_dqn_network_can_have_a_noisy_head(network, dueling):
     assert not torch.equal(model(observation)[0], model(observation)[0])
     model.eval()
     assert torch.equal(model(observation)[0], model(observation)[0]) and model(observation)[0].shape == (2, 3)
-
-
-@every_model
-def test_by_default_a_dqn_network_has_no_noise(network):
-    model = make(network)
-    assert not any(isinstance(layer, NoisyLinear) for layer in model.modules())
-    assert torch.equal(model(observe(model))[0], model(observe(model))[0])
 
 
 def test_a_dueling_head_draws_noise_for_its_advantage_first():
