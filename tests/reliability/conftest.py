@@ -13,7 +13,7 @@ from tests.reliability.program import NO_ENVIRONMENT
 
 
 @pytest.fixture
-def start_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture, alone: None) -> Callable[..., Any]:
+def start_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> Callable[..., Any]:
     """Return a function that does in this process what `start` does in one of its own, which takes seconds less.
 
     It suits refusals, and runs on the inline engine that no signal must reach.

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from core.checkpoint import model_file, run_checkpoint
-from tests.reliability.program import SLOW, Program, start
+from tests.reliability.program import SLOW, Program
 from tests.selection import slow_except
 
 CARTPOLE = ("--config", "dqn-cartpole", "--logger.period", "0.5", "--timestamp", "one")
@@ -34,7 +34,7 @@ def manifests(root: Path) -> list[Path]:
 # one run that lasts through these tests, in this order ------------------------------------------------------------
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    words = (*SAVING, "--num_actors", "2", "--evaluator.period", "2", "--supervisor.heartbeat_timeout", "10")
+    words = (*SAVING, "--num_actors", "2", "--evaluator.period", "2", "--supervisor.heartbeat_timeout", "6")
     with Program(tmp_path_factory.mktemp("run"), *words) as program:
         program.until_training(1_500)
         yield program
@@ -63,9 +63,9 @@ def test_f37_no_process_of_a_run_listens_on_a_socket(run):
 
 
 @pytest.mark.slow
-def test_f31_a_running_run_cannot_be_started_again(run):
+def test_f31_a_running_run_cannot_be_started_again(run, start_here):
     for words, message in ((CARTPOLE, "continue it by --resume test_one"), (("--resume", "test_one"), "still running")):
-        second = start(run.root, *words)
+        second = start_here(run.root, *words)
         assert second.returncode == 2 and message in second.stderr
     assert len(list(run.root.glob("logs/*"))) == 1
 
@@ -99,7 +99,7 @@ def test_f14_a_stopped_actor_is_reported_and_replaced(run):
 def test_f14_a_stopped_and_continued_run_loses_no_process(run):
     before, children = run.agent_steps(), run.children()
     os.killpg(run.process.pid, signal.SIGSTOP)
-    time.sleep(13)  # longer than supervisor.heartbeat_timeout
+    time.sleep(8)  # longer than supervisor.heartbeat_timeout
     os.killpg(run.process.pid, signal.SIGCONT)
     run.until(lambda: run.agent_steps() >= before + 2_000, 20 * SLOW, "the run to go on")
     assert run.children() == children
@@ -115,13 +115,13 @@ def test_f21_sigterm_saves_and_exits_143(run):
 
 
 @pytest.mark.slow
-def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(ended):
+def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(ended, start_here):
     damaged, sound = manifests(ended.root)[-1].parent, manifests(ended.root)[-2].parent
     content = bytearray((damaged / "agent.pt").read_bytes())
     content[len(content) // 2] ^= 1
     (damaged / "agent.pt").write_bytes(content)
     begun, earlier = int(sound.name.split("_")[1].split(".")[0]), len(ended.steps())
-    refused = start(ended.root, "--resume", "test_one", "--model.hidden", "7")
+    refused = start_here(ended.root, "--resume", "test_one", "--model.hidden", "7")
     assert (
         refused.returncode == 2
         and "model.hidden=7 cannot continue run test_one, which has model.hidden=" in refused.stderr
@@ -180,21 +180,21 @@ def test_f24_f25_f27_resume_survives_damage_and_a_full_disk(ended):
 
 
 @pytest.mark.slow
-def test_f24_a_checkpoint_of_another_agent_is_refused(ended):
+def test_f24_a_checkpoint_of_another_agent_is_refused(ended, start_here):
     folder = manifests(ended.root)[-1].parent.parent
     state, _ = run_checkpoint.load(folder)
-    run_checkpoint.save(folder, {**state, "agent": {"weights": {}}}, 10**9, keep=2)
-    refused = start(ended.root, "--resume", "test_one")
+    run_checkpoint.save(folder, {**state, "agent": {"weights": {}}}, 10**8 - 1, keep=2)
+    refused = start_here(ended.root, "--resume", "test_one", "--engine", "inline")
     assert refused.returncode == 3, refused.stderr
-    assert re.search(r"/step_001000000000 does not fit this run \(.*\): start a new one", refused.stderr)
+    assert re.search(r"/step_000099999999 does not fit this run \(.*\): start a new one", refused.stderr)
 
 
 @pytest.mark.slow
-def test_f24_resume_is_refused_if_all_checkpoints_are_damaged(ended):
+def test_f24_resume_is_refused_if_all_checkpoints_are_damaged(ended, start_here):
     for path in manifests(ended.root):
         (path.parent / "clock.pt").write_bytes(b"0" * (path.parent / "clock.pt").stat().st_size)
     before = {path: path.is_dir() or path.stat().st_mtime_ns for path in ended.root.rglob("*")}
-    refused = start(ended.root, "--resume", "test_one")
+    refused = start_here(ended.root, "--resume", "test_one")
     assert refused.returncode == 3 and "Traceback" not in refused.stderr
     assert re.search(
         r"error: every checkpoint in .* is damaged .*clock.pt does not have the SHA-256.*; start a new run",
