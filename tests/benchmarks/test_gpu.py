@@ -17,7 +17,7 @@ def toy(root, case="dqn"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "dqn of 32"])  # whose toy is that of dqn
 def test_every_part_of_every_case_is_measured(root, case):
     options = toy(root, case)
     rates = measure(options, seconds=0.05, rounds=1)
