@@ -2,7 +2,6 @@
 
 import errno
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,51 +13,9 @@ from tests.reliability.test_inline import CARTPOLE
 from utils import run_registry
 from utils.config.command_line import read_options
 
-# Fill the disk when run.json is written; a full disk still creates the file's directory entry.
-FULL_DISK = """
-import os, resource, sys
-def fill(event, arguments):
-    if event == "open" and str(arguments[0]).endswith("run.json") and "w" in str(arguments[1]):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8, resource.RLIM_INFINITY))
-sys.addaudithook(fill)
-"""
 
-
-@pytest.mark.slow
-def test_f43_starts_and_runs_leave_only_their_results(tmp_path):
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(FULL_DISK)
-    cases = {
-        "full": (("--config", "dqn-cartpole", "--timestamp", "one"), {"PYTHONPATH": str(tmp_path / "site")}),
-        "lost": (("--config", "dqn-cartpole", "--resume", "test_one"), {}),  # its checkpoints and options are gone
-        "done": ((*CARTPOLE, "--timestamp", "one", "--steps", "200"), {}),
-    }
-    (tmp_path / "lost" / "models" / "test_one_checkpoints").mkdir(parents=True)
-    for name in cases:
-        (tmp_path / f"temporary {name}").mkdir()
-        (tmp_path / name).mkdir(exist_ok=True)
-    with ThreadPoolExecutor(2) as pool:
-        futures = {
-            name: pool.submit(
-                start,
-                tmp_path / name,
-                *words,
-                environment={**environment, "TMPDIR": str(tmp_path / f"temporary {name}")},
-            )
-            for name, (words, environment) in cases.items()
-        }
-    ended = {name: future.result() for name, future in futures.items()}
-    told = [(ended[name].returncode, ended[name].stderr.count("\n")) for name in cases]
-    assert told == [(2, 1), (3, 1), (0, 0)], [program.stderr for program in ended.values()]
-    assert (
-        "the run's folder cannot be written" in ended["full"].stderr
-        and "there is no checkpoint" in ended["lost"].stderr
-    )
-    for name in ("full", "lost"):
-        assert not list((tmp_path / name).glob("logs/*")), name  # the timestamp can be used again
-    for name in cases:
-        assert not list((tmp_path / f"temporary {name}").iterdir()), name
-        assert not [path for path in (tmp_path / name).rglob("*") if path.name.startswith(".")], name
+def hidden(folder):
+    return [path for path in folder.rglob("*") if path.name.startswith(".")]
 
 
 @pytest.fixture
@@ -69,6 +26,27 @@ def full(monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("core.common.files.os.fsync", fail)
+
+
+def test_f43_a_start_that_is_refused_leaves_no_folder(tmp_path, start_here, full):
+    """The disk is full when run.json is written. The checkpoints and options of another run are gone."""
+    (tmp_path / "models" / "test_lost_checkpoints").mkdir(parents=True)
+    for words, code, problem in (
+        (("--timestamp", "one"), 2, "the run's folder cannot be written"),
+        (("--resume", "test_lost"), 3, "there is no checkpoint"),
+    ):
+        refused = start_here(tmp_path, "--config", "dqn-cartpole", *words)
+        assert refused.returncode == code and problem in refused.stderr and refused.stderr.count("\n") == 1
+        assert not list(tmp_path.glob("logs/*")) and not hidden(tmp_path)  # the timestamp can be used again
+
+
+@pytest.mark.slow
+def test_f43_a_run_leaves_its_results_only(tmp_path):
+    temporary, root = tmp_path / "temporary", tmp_path / "root"
+    temporary.mkdir(), root.mkdir()
+    words = (*CARTPOLE, "--timestamp", "one", "--steps", "200")
+    done = start(root, *words, environment={"TMPDIR": str(temporary)})
+    assert (done.returncode, done.stderr) == (0, "") and not list(temporary.iterdir()) and not hidden(root)
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, full):
