@@ -12,6 +12,7 @@ from benchmarks.results import PARTS, Part, games_table, hours, over_games
 from utils.options import CONFIGS
 from utils.plot import curves, figures
 from utils.plot.curves import alike
+from utils.sweep import subprocess_run
 
 DATA = Path(__file__).resolve().parents[2] / "docs" / "results"
 CURVES = sorted(path for path in DATA.glob("*.csv") if path.open().readline().startswith("run,step,seconds,"))
@@ -80,11 +81,10 @@ def test_seeds_out_of_bounds_are_refused(monkeypatch, capsys, root):
     assert capsys.readouterr().err == "error: --seeds: seed=-1 must be at least 0\n"
 
 
-@pytest.mark.slow
 def test_a_part_is_trained_once_and_written(monkeypatch, tmp_path, root):
-    words = ("--steps", "600", "--evaluator.steps", "200", "--evaluator.episodes", "1", "--engine", "inline")
-    words += ("--rate_limiter.min_replay_size", "100")
-    part = Part("Two games", ("dqn",), "-cartpole", ("CartPole-v1", "MountainCar-v0"), 1, words)
+    """A stand-in for main.py writes the files of each run."""
+    monkeypatch.setattr(subprocess_run, "MAIN", Path(__file__).parents[1] / "utils" / "fake_main.py")
+    part = Part("Two games", ("dqn",), "-cartpole", ("CartPole-v1", "MountainCar-v0"), 1, ("--steps", "2000"))
     monkeypatch.setattr(results, "PARTS", {"tiny": part})
     command = ["results", "tiny", "--root", str(root), "--output", str(tmp_path)]
     monkeypatch.setattr("sys.argv", command)

@@ -57,7 +57,8 @@ def write(step, **values):
 
 
 def evaluated(step, score):
-    write(step, **{"evaluator/episodic_return_mean": score})
+    values = {"mean": score, "std": 0.0, "median": score}
+    write(step, **{f"evaluator/episodic_return_{name}": value for name, value in values.items()})
 
 
 def played(step):
