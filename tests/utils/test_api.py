@@ -22,7 +22,7 @@ from core.evaluation.episodes import _next_seed
 from tests.reliability.program import PROJECT
 from tests.reliability.test_inline import RUNS, SMALL
 from tests.reliability.test_inline import train as train_here
-from utils import api, export, run_registry
+from utils import api, run_registry
 from utils.api import TrainedRun, TrainingError, load, train
 from utils.config import command_line, validation
 from utils.errors import ConfigurationError
@@ -233,21 +233,6 @@ def test_a_checkpoint_is_loaded_with_the_options_of_its_run(trained):
     for path in (run.checkpoint_folder, checkpoint):
         policy = load(path)
         assert policy.options.model.lstm == 8 and policy.metadata["checkpoint"] == checkpoint.name
-
-
-@pytest.mark.slow
-def test_the_command_exports_a_model_file(trained, tmp_path, capsys):
-    pytest.importorskip("onnxruntime")
-    words = [str(trained("r2d2").model_path), "--output"]
-    assert export.main([*words, str(tmp_path / "model.onnx")]) == 0 and (tmp_path / "model.onnx").stat().st_size > 1_000
-    assert (
-        "model.onnx: observation, previous_action, reward, state_0, state_1 -> action, "
-        "values, next_state_0, next_state_1; "
-        "onnxruntime gives the same outputs as torch" in capsys.readouterr().out
-    )
-    with pytest.raises(SystemExit) as refused:
-        export.main([*words, str(tmp_path / "missing" / "model.onnx")])
-    assert refused.value.code == 2 and "cannot be written" in capsys.readouterr().err
 
 
 def test_train_refuses_what_the_command_line_refuses(tmp_path, monkeypatch, capfd):

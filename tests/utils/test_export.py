@@ -265,16 +265,24 @@ def test_an_export_overwrites_no_other_file(output, message, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["run.pth", "run"])
-def test_an_export_stands_beside_the_model_that_is_found_by_its_name(name, tmp_path, monkeypatch):
+def test_an_export_stands_beside_the_model_that_is_found_by_its_name(name, tmp_path, monkeypatch, capsys):
     (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "run.pth").touch()
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
+    model, made = tmp_path / "models" / "run.pth", tmp_path / "models" / "run.onnx"
+    model.touch()
     monkeypatch.setattr(api, "PROJECT", tmp_path)
+    monkeypatch.setattr(exporting, "load", {model: "the policy"}.__getitem__)
+    network, written = SimpleNamespace(inputs=["observation"], outputs=["action", "values"]), []
+    monkeypatch.setattr(exporting, "export", lambda *given: (written.append(given), network)[1])
+    assert main([name]) == 0 and written == [("the policy", made)]
+    said = f"{made}: observation -> action, values; onnxruntime gives the same outputs as torch\n"
+    assert capsys.readouterr().out == said
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(exporting, "load", lambda model: small_policy("dqn-mlp"))
-    assert main([name]) == 0
-    assert [path.name for path in (tmp_path / "models").iterdir() if path.stat().st_size] == ["run.onnx"]
-    assert not list((tmp_path / "elsewhere").iterdir())
+    with pytest.raises(SystemExit) as refused:
+        main(["run.pth", "--output", str(tmp_path / "missing" / "model.onnx")])
+    assert refused.value.code == 2 and "model.onnx cannot be written" in capsys.readouterr().err
 
 
 def test_an_exported_checkpoint_leaves_its_folder_alone(tmp_path, monkeypatch):
