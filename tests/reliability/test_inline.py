@@ -18,6 +18,7 @@ from core.runtime.context import Context
 from core.trajectory.ring_buffer import Trajectories
 from tests.selection import slow_except
 from tests.test_documented_metrics import documented, is_reporter, reporters
+from utils.config import validation
 from utils.config.command_line import read_options
 from utils.factory import AgentsDict, EnginesDict, ProcessesDict
 from utils.launch import create_context
@@ -167,18 +168,22 @@ def recorded(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("name", slow_except(QUICK, RUNS))
+@pytest.mark.parametrize("name", ["prioritized", "ppo"])
 def test_f34_a_seed_determines_the_weights(tmp_path, recorded, name):
+    """Replays draw batches by the seed, and PPO has none; test_f26 compares two runs of one seed of every kind."""
     _, first, _ = recorded(name)
-    context = train(tmp_path / "b", *arguments_of(name), "--seed", "2")
-    other = saved(context)
-    if name in QUICK:  # of the others, test_f26 compares two runs of a seed
-        assert not differences(first["agent"], saved(train(tmp_path / "c", *arguments_of(name)))["agent"])
-    weights, _ = model_file.load_weights(context.options.checkpoint_folder)
-    model_file.load_into(model := context.make_agent().model, weights, context.options.checkpoint_folder)
-    # a checkpoint of every agent is a model to test
-    assert not differences(other["agent"]["model"], dict(model.state_dict()))
+    same, other = (saved(train(tmp_path / seed, *arguments_of(name), "--seed", seed)) for seed in ("1", "2"))
+    assert not differences(first["agent"], same["agent"])
     assert differences(first["agent"]["model"], other["agent"]["model"])
+
+
+@pytest.mark.parametrize("name", slow_except(QUICK, RUNS))
+def test_a_checkpoint_of_every_agent_is_a_model_to_test(recorded, name):
+    options, state, _ = recorded(name)
+    weights, _ = model_file.load_weights(options.checkpoint_folder)
+    model = options.make_agent(validation.environment_spec(options)).model
+    model_file.load_into(model, weights, options.checkpoint_folder)
+    assert not differences(state["agent"]["model"], dict(model.state_dict()))
 
 
 @pytest.mark.parametrize("name", slow_except(QUICK, RUNS))
