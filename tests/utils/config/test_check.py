@@ -410,10 +410,8 @@ def test_a_slow_environment_is_checked_within_20_seconds(options, monkeypatch, c
     check(chosen)
     assert time.monotonic() - began < 20
     printed = " ".join(capsys.readouterr().out.split())
-    assert (
-        "its checker is left out: a reset takes 0.25 s and a step 0.25 s" in printed
-        and "speed 4 agent steps/s an actor" in printed
-    )
+    assert re.search(r"its checker is left out: a reset takes 0\.\d+ s and a step 0\.\d+ s", printed)
+    assert re.search(r"speed [1-4] agent steps/s an actor", printed)
 
 
 def test_a_non_finite_loss_is_a_problem(options, monkeypatch):
