@@ -56,12 +56,12 @@ def test_f37_f38_a_local_ray_run_is_private_and_ends_clean(tmp_path, monkeypatch
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short, because Ray's socket paths are limited to 107 bytes
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with Program(tmp_path, *ENDLESS, "--num_actors", "2") as program:
+    with Program(tmp_path, *ENDLESS) as program:
         program.until_training(1_500, seconds=100)
         assert listening(program) <= {"127.0.0.1", "::ffff:127.0.0.1"} and listening(program)
-        pid = program.kill("actor 1")
-        program.until(lambda: program.children().get("actor 1", pid) != pid, 60, "actor 1 to be replaced")
-        died = f"actor 1 (pid {pid} on 127.0.0.1) died"
+        pid = program.kill("actor 0")
+        program.until(lambda: program.children().get("actor 0", pid) != pid, 60, "actor 0 to be replaced")
+        died = f"actor 0 (pid {pid} on 127.0.0.1) died"
         program.until(lambda: died in program.output, 30, "the message")
         program.until_training(program.agent_steps() + 500)
         os.kill(program.process.pid, signal.SIGINT)
@@ -182,9 +182,8 @@ def workers(cluster: Nodes, *roles: str) -> dict[str, psutil.Process]:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_f38_a_killed_remote_actor_is_replaced_with_exact_counts(tmp_path, authenticated):
-    with Nodes(2, 2) as cluster:
-        arguments = (*ENDLESS, "--num_actors", "2", "--ray.address", cluster.address, "--logger.period", "0.5")
-        with Program(tmp_path, *arguments) as program:
+    with Nodes(2, 1) as cluster:
+        with Program(tmp_path, *ENDLESS, "--ray.address", cluster.address) as program:
             program.until_training(1_500, seconds=120)
             program.until(lambda: "actor 0" in workers(cluster), 60, "actor 0 to start")
             first = workers(cluster)["actor 0"]
