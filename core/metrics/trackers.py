@@ -71,6 +71,7 @@ class MlflowTracker:
         runs = self._client.search_runs([experiment_id], filter_string=f"tags.signature = '{signature}'", max_results=1)
         if runs:
             self._run_id = runs[0].info.run_id
+            self._client.update_run(self._run_id, status="RUNNING")
             return
         run = self._client.create_run(experiment_id, run_name=signature, tags={"signature": signature})
         self._run_id = run.info.run_id

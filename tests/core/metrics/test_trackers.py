@@ -98,6 +98,9 @@ class Client:
         self.runs[run_id]["metrics"] += metrics
         self.runs[run_id]["params"] |= dict(params)
 
+    def update_run(self, run_id, status):
+        self.runs[run_id]["status"] = status
+
     def set_terminated(self, run_id):
         self.runs[run_id]["status"] = "FINISHED"
 
@@ -123,6 +126,7 @@ def mlflow(monkeypatch):
 def test_mlflow_receives_finite_values_and_the_options_once(mlflow, options):
     for _ in range(2):  # the second time as a resumed run
         tracker = MlflowTracker(options)
+        assert mlflow.runs["box_1"]["status"] == "RUNNING"
         tracker.write(PERIOD)
         tracker.close()
     run = mlflow.runs["box_1"]
