@@ -99,7 +99,9 @@ class Agent(ABC):
     """
 
     Params: ClassVar[type[AgentParams]] = AgentParams
-    supports_cuda_graphs: ClassVar[bool] = False  # and compiled updates: `prepare_updates` is implemented
+    # `prepare_updates` is implemented, and updates may be captured and compiled. A subclass does not inherit it: what
+    # Python computes in the methods that it overrides would stay as it was in the recorded update.
+    supports_cuda_graphs: ClassVar[bool] = False
     required_output: ClassVar[str]  # the Model.output_kind that it needs
     actions: ClassVar[type | UnionType]  # of core/specs.py: Discrete, MultiDiscrete, Continuous, Mixed, or several
     uses_action_masks: ClassVar[bool] = False  # it takes legal actions of TimeStep.action_mask only, and learns so
@@ -109,6 +111,10 @@ class Agent(ABC):
     samples_per_window: int = 1  # steps of one window that are learnt from
     burn_in_steps: int = 0  # steps of one window before these
     run_progress: float = 0.0  # share of the run that is over, 0 to 1; the learner sets it before each update
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.supports_cuda_graphs = vars(cls).get("supports_cuda_graphs", False)
 
     def __init__(self, params: Any, spec: EnvSpec, make_model: Callable[[], Model]):
         self.params, self.spec, self._make_model = params, spec, make_model

@@ -39,6 +39,7 @@ class D4PG(DDPG):
     """DDPG with a categorical critic."""
 
     Params = D4PGParams
+    supports_cuda_graphs = True
     required_output = "policy-distribution"
 
     @classmethod

@@ -17,6 +17,7 @@ class DDPG(ContinuousControl):
     """Deterministic policy gradients through one critic."""
 
     Params = ControlAgentParams
+    supports_cuda_graphs = True
     required_output = "policy-value"
 
     @torch.no_grad()

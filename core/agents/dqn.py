@@ -30,6 +30,7 @@ class DQN(QLearning):
     """Deep Q-learning of action values [B, A]."""
 
     Params = DQNParams
+    supports_cuda_graphs = True
     required_output = "q"
 
     @classmethod

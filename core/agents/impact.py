@@ -59,6 +59,7 @@ class Impact(SumLossAgent):
     """Clipped surrogate objective against a target policy, with V-trace's advantages."""
 
     Params = ImpactParams
+    supports_cuda_graphs = True
     window_kinds = ("unrolls", "repeated unrolls")
     trained_options = {"kl_coefficient": "kl_target"}
 

@@ -54,6 +54,7 @@ class Impala(SumLossAgent):
     """V-trace actor-critic on fresh and replayed unrolls."""
 
     Params = ImpalaAgentParams
+    supports_cuda_graphs = True
     window_kinds = ("unrolls",)
 
     def __init__(self, *arguments: Any):

@@ -40,6 +40,7 @@ class IQN(QLearning):
     """Distributional Q-learning from quantiles [B, A, N] at sampled fractions."""
 
     Params = IQNParams
+    supports_cuda_graphs = True
     required_output = "implicit-quantiles"
 
     @classmethod

@@ -106,6 +106,7 @@ class PPO(RolloutAgent, ActorCriticAgent):
     """Proximal policy optimisation."""
 
     Params = PPOParams
+    supports_cuda_graphs = True
     window_kinds = ("rollouts", "unrolls")
 
     # acting -----------------------------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ class PQN(RolloutAgent, ActionValueAgent):
     """Parallelised Q-learning of action values [B, A]."""
 
     Params = PQNParams
+    supports_cuda_graphs = True
     required_output = "q"
     window_kinds = ("rollouts",)
 

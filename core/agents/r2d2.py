@@ -69,6 +69,7 @@ class R2D2(QLearning):
     """
 
     Params = R2D2Params
+    supports_cuda_graphs = True
     required_output = "recurrent-q"
     window_kinds = ("sequences",)
 

@@ -47,6 +47,7 @@ class Rainbow(QLearning):
     """Distributional Q-learning from model outputs [B, A, N]."""
 
     Params = RainbowParams
+    supports_cuda_graphs = True
     required_output = "distribution"
 
     @classmethod

@@ -42,6 +42,7 @@ class SAC(ContinuousControl):
     """Maximum-entropy actor-critic."""
 
     Params = SACParams
+    supports_cuda_graphs = True
     required_output = "gaussian-twin-value"
     trained_options = {"temperature": "learn_temperature"}
 

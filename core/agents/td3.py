@@ -30,6 +30,7 @@ class TD3(DDPG):
     """DDPG with two critics, the first of which the policy follows."""
 
     Params = TD3Params
+    supports_cuda_graphs = True
     required_output = "policy-twin-value"
 
     @torch.no_grad()

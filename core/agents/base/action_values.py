@@ -197,7 +197,6 @@ class QLearning(ActionValueAgent):
     """Base of agents with a target network, whose windows are n-step transitions unless a subclass says otherwise."""
 
     window_kinds: ClassVar[tuple[WindowKind, ...]] = ("transitions",)
-    supports_cuda_graphs = True
 
     # stored fields and sampled windows --------------------------------------------------------------------------------
     @property

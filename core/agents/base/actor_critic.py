@@ -89,7 +89,6 @@ class ActorCriticAgent(Agent):
     required_output = "actor-critic"
     actions = Discrete | MultiDiscrete | Continuous | Mixed
     uses_action_masks = True
-    supports_cuda_graphs = True
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)

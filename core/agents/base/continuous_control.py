@@ -61,7 +61,6 @@ class ContinuousControl(Agent):
 
     actions = Continuous
     window_kinds = ("transitions",)
-    supports_cuda_graphs = True
 
     @classmethod
     def update_cycle(cls, params: ControlAgentParams) -> int:

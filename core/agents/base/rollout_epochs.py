@@ -165,7 +165,6 @@ class CompiledStep:
 class RolloutAgent(Agent):
     """Base of agents that learn from each rollout by `_epochs`, which their `init_learner` makes."""
 
-    supports_cuda_graphs = True
     _epochs: RolloutEpochs
 
     @classmethod

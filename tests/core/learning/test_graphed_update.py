@@ -168,8 +168,7 @@ def test_the_watch_detects_value_reads():
 
 
 def test_agents_without_prepared_updates_are_not_captured():
-    class Own(DQN):
-        supports_cuda_graphs = False
+    class Own(DQN):  # which does not inherit `supports_cuda_graphs`
         prepare_updates = Agent.prepare_updates
 
     agent = Own(DQN.Params(), DISCRETE, lambda: None)

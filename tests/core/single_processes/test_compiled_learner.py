@@ -2,9 +2,18 @@
 
 import pytest
 
+from core.agents.dqn import DQN
 from core.single_processes import learner
 from utils.config.command_line import read_options
 from utils.config.validation import environment_spec
+
+
+class Own(DQN):
+    """It may compute in Python what a recorded update would repeat."""
+
+
+class OwnTensors(DQN):
+    supports_cuda_graphs = True
 
 
 @pytest.fixture
@@ -27,6 +36,8 @@ def chosen(root, monkeypatch, capsys):
         (("--config", "dqn-minatar-breakout", "--steps", "150000"), False),  # 36,250 updates
         (("--config", "dqn-minatar-breakout", "--engine", "inline"), False),
         (("--config", "dqn-minatar-breakout", "--learner.compile", "no"), False),
+        (("--config", "dqn-minatar-breakout", "--agent_type", f"{__name__}:Own"), False),
+        (("--config", "dqn-minatar-breakout", "--agent_type", f"{__name__}:OwnTensors"), True),
         (("--config", "dqn-cartpole"), False),
         (("--config", "dqn-cartpole", "--learner.compile", "yes"), True),
         (("--config", "dqn-pong-small"), False),

@@ -14,7 +14,7 @@ RESIDENT = ("--learner.replay_device", "learner")
 
 
 class Own(DQN):
-    supports_cuda_graphs = False
+    """It does not inherit `supports_cuda_graphs`."""
 
 
 class OwnRule(PrioritizedMemory):
