@@ -88,20 +88,26 @@ class ActorCritic(Model):
         features = self.torso(inputs)
         if self.core:
             features, state = self.core.step(features, state)
-        return self._output(features, inputs), state
+        return self.heads(features, inputs), state
 
     def unroll(self, observations: Tensor, firsts: Tensor, state: State) -> tuple[ActorCriticOutput, State]:
         if not self.core:
             return super().unroll(observations, firsts, state)
         features = self.torso(self.preprocess(observations.flatten(0, 1)))
         features, state = self.core(features.unflatten(0, observations.shape[:2]), firsts, state)  # [T, B, hidden]
-        return self._output(features), state
+        return self.heads(features), state
 
     def preprocess(self, observation: Tensor) -> Tensor:
         """Return stored observations [B, *observation_shape] as floats, the input of the torsos."""
         return torso_input(self, observation)
 
-    def _output(self, features: Tensor, inputs: Tensor | None = None) -> ActorCriticOutput:
+    def heads(self, features: Tensor, inputs: Tensor | None = None) -> ActorCriticOutput:
+        """Compute the output from features of torso or LSTM. A subclass may change it, and return more fields.
+
+        Args:
+            features: [B, width] of one step, or [T, B, width] of an unroll with an LSTM.
+            inputs: Preprocessed observations; None with an LSTM in an unroll.
+        """
         features = self.feature_head(features)  # [..., feature_size]
         policy = self.policy(features)
         if self.log_deviations is not None:

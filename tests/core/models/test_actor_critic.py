@@ -86,6 +86,22 @@ def test_unrolling_equals_stepping_with_restarts(network, lstm):
     assert close(unrolled, stepped) and close(final, state)
 
 
+class DoubledMLP(MLPAC):
+    def heads(self, features, inputs=None):
+        output = super().heads(features, inputs)
+        return output._replace(value=2 * output.value)
+
+
+@every_memory
+def test_a_subclass_changes_the_heads_of_steps_and_of_unrolls(lstm):
+    plain, doubled = make(MLPAC, lstm), DoubledMLP(MLPAC.Params(lstm=lstm), VECTOR)
+    doubled.load_state_dict(plain.state_dict())
+    state, observations, firsts = some_state(plain), observe(VECTOR, LENGTH, BATCH), torch.zeros(LENGTH, BATCH) > 0
+    assert torch.equal(doubled(observations[0], state)[0].value, 2 * plain(observations[0], state)[0].value)
+    values = plain.unroll(observations, firsts, state)[0].value
+    assert torch.equal(doubled.unroll(observations, firsts, state)[0].value, 2 * values)
+
+
 @every_network
 @every_memory
 def test_the_loss_reaches_every_parameter(network, lstm):
