@@ -369,12 +369,16 @@ class TargetUpdater:
 
     @torch.no_grad()
     def __call__(
-        self, target: nn.Module | Tensor, online: nn.Module | Tensor, update: int, applied: bool | Tensor = True
+        self,
+        target: nn.Module | list[Tensor],
+        online: nn.Module | list[Tensor],
+        update: int,
+        applied: bool | Tensor = True,
     ) -> bool | Tensor:
         """Update the target after update number `update`, or after the next planned one.
 
         Args:
-            target: a network, or a vector of all its parameters, which is changed in place.
+            target: a network, or tensors that hold all its parameters and buffers, which are changed in place.
             online: the same of the online network.
             update: number of the update, from 1; ignored if updates are planned.
             applied: the optimiser stepped; a tensor if the update was planned.
@@ -385,7 +389,7 @@ class TargetUpdater:
         if self._due is None and not (applied and self._is_due(update)):
             return False
         tensors, new_tensors = (
-            [each] if isinstance(each, Tensor) else list(each.state_dict().values()) for each in (target, online)
+            list(each.state_dict().values()) if isinstance(each, nn.Module) else each for each in (target, online)
         )
         if self._tau < 1:  # integers, such as BatchNorm's number of batches, stay as they are
             tensors, new_tensors = (

@@ -201,7 +201,7 @@ class ContinuousControl(Agent):
         if (update := self.critic_optimizer.steps_begun) % self.params.policy_update_period == 0:
             policy_statistics, applied = self.update_policy(transitions, applied)
             statistics |= policy_statistics
-            self._update_target(self.target_vectors.both, self.online_vectors.both, update, applied)
+            self._update_target(self.target_vectors.tensors, self.online_vectors.tensors, update, applied)
         self.model.update_normalization(batch.window.observations[0], applied)
         return make_learner_output(statistics, total.priorities, applied)
 
@@ -259,13 +259,15 @@ def twin_losses(transitions: TransitionBatch, outputs: Tensor, bootstrap: Tensor
 class FlatParameters:
     """One vector whose views are the parameters of policy and critics, and another for their gradients.
 
-    An optimiser of `policy` or `critic`, and a target update of `both`, therefore need one operator each. The model
-    gets new parameters, which share the vector's memory and its count of changes (`Tensor._version`).
+    An optimiser of `policy` or `critic`, and a target update of `tensors`, therefore need one operator each. The model
+    gets new parameters, which share the vector's memory and its count of changes (`Tensor._version`). `tensors` are
+    `both` and the buffers of policy and critics.
     """
 
     def __init__(self, model: PolicyAndCritic):
         olds = [*model.policy.parameters(), *model.critic.parameters()]
         self.both = torch.cat([old.detach().flatten() for old in olds])
+        self.tensors = [self.both, *model.policy.buffers(), *model.critic.buffers()]
         gradient, offset, news = torch.zeros_like(self.both), 0, dict[Tensor, nn.Parameter]()
         for old in olds:
             span = slice(offset, offset + old.numel())

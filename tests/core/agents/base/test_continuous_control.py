@@ -320,6 +320,18 @@ def test_targets_move_softly_or_by_copies_and_critics_have_an_lr():
     assert [float(step) for step in steps] == pytest.approx([1e-3, 1e-2], rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_buffers_of_policy_and_critics_reach_the_target(kind):
+    agent = make_agent(kind, learner=False, target_update_period=1, target_update_tau=0.5, policy_update_period=1)
+    for part in (agent.model.policy, agent.model.critic[0]):
+        part.register_buffer("scale", torch.zeros(2))
+    agent.init_learner()
+    for part in (agent.model.policy, agent.model.critic[0]):
+        part.scale += 1
+    agent.learn(make_batch(agent))
+    assert agent.target.policy.scale.tolist() == agent.target.critic[0].scale.tolist() == [0.5, 0.5]
+
+
 def test_td3_moves_policy_and_targets_at_every_other_update():
     agent = make_agent("td3")
     for _ in range(2):
