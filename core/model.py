@@ -86,7 +86,7 @@ class Model(nn.Module, ABC):
         """
 
     def update_normalization(self, observation: Tensor, apply_if: bool | Tensor) -> None:
-        """Update the statistics by which a model normalises; the default has none.
+        """Update the statistics by which a model normalises; the default has none. The project's agents call this.
 
         Args:
             observation: [B, *observation_shape] stored observations that were learnt from.

@@ -98,13 +98,15 @@ class PQN(RolloutAgent, ActionValueAgent):
 
     def learn(self, batch: Batch) -> LearnerOutput:
         self.set_training(True)
-        samples = self._samples(batch.window.to(self.device))
+        window = batch.window.to(self.device)
+        samples = self._samples(window)
         statistics, applied = self._epochs.learn(
             samples,
             len(samples.weights),
             lambda minibatch: partial(self._loss, self._weighted(minibatch)),
             apply_if=torch.isfinite(samples.targets.sum()),  # sums spread NaN
         )
+        self.model.update_normalization(window.observations[:-1].flatten(0, 1), applied)
         return make_learner_output(statistics, None, applied)
 
     @torch.no_grad()

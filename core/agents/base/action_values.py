@@ -291,6 +291,7 @@ class QLearning(ActionValueAgent):
         with self._target_lock:
             if self._update_target(self.target, self.model, self._optimizer.steps_begun, applied) is True:
                 self._target_version += 1
+        self.model.update_normalization(batch.window.observations[:-1].flatten(0, 1), applied)
         statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": self._optimizer.last_lr, **total.statistics}
         return make_learner_output(statistics, total.priorities, applied)
 

@@ -51,6 +51,16 @@ def test_every_update_reports_loss_gradient_and_learning_rate(name):
 
 
 @pytest.mark.parametrize("name", MAKERS)
+def test_every_update_lets_the_model_normalise_by_what_was_learnt_from(name, monkeypatch):
+    agent, seen = MAKERS[name](name), []
+    monkeypatch.setattr(agent.model, "update_normalization", lambda *arguments: seen.append(arguments))
+    unrolls = name in UNROLLS
+    agent.learn(test_staged_update.make_batch(agent, 0) if unrolls else resident_agents.shared_memory(agent).sample(16))
+    ((observations, applied),) = seen
+    assert applied and observations.shape[1:] == agent.spec.observation_shape
+
+
+@pytest.mark.parametrize("name", MAKERS)
 def test_reading_an_agent_draws_no_numbers_and_changes_nothing(name):
     agent = MAKERS[name](name)
     read_everything(agent)
