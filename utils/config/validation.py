@@ -359,7 +359,7 @@ def _captured(options: Options) -> Iterator[str]:
         return
     if not agent.supports_cuda_graphs:
         able = _could("agent_type", lambda other: other.supports_cuda_graphs)
-        yield f"learner.cuda_graph=on: updates of agent_type={options.agent_type} cannot be captured; {able}"
+        yield f"learner.cuda_graph=on: agent_type={options.agent_type} does not itself set supports_cuda_graphs; {able}"
     elif (period := agent.update_cycle(options.agent)) and count % period:
         yield (
             f"learner.cuda_graph=on: learner.updates_per_graph_launch={count} must be a multiple of {period}, after "
@@ -379,7 +379,7 @@ def _compiled(options: Options) -> Iterator[str]:
         return
     if not options.agent_class.supports_cuda_graphs:
         able = _could("agent_type", lambda other: other.supports_cuda_graphs)
-        yield f"learner.compile=yes: updates of agent_type={options.agent_type} cannot be recorded; {able}"
+        yield f"learner.compile=yes: agent_type={options.agent_type} does not itself set supports_cuda_graphs; {able}"
     if resolved_device(options.device) != "cpu":
         yield f"learner.compile=yes is for device=cpu, not {options.device}: GPUs have learner.cuda_graph"
     for name, value, needed in (

@@ -91,8 +91,12 @@ def test_other_options_run_without_cuda(root, no_cuda, words):
             shlex.split(
                 "--config dqn-cartpole --agent_type tests.utils.config.test_devices:Own --learner.cuda_graph on"
             ),
-            "updates of agent_type=tests.utils.config.test_devices:Own cannot be "
-            "captured; agent_type could be dqn or rainbow or",
+            "agent_type=tests.utils.config.test_devices:Own does not itself set supports_cuda_graphs; "
+            "agent_type could be dqn or rainbow or",
+        ),
+        (
+            shlex.split("--config dqn-cartpole --agent_type tests.utils.config.test_devices:Own --learner.compile yes"),
+            "learner.compile=yes: agent_type=tests.utils.config.test_devices:Own does not itself set",
         ),
         (
             ("--config", "dqn-cartpole", *RESIDENT, "--learner.microbatch_on_oom", "true"),
