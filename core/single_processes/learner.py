@@ -365,7 +365,7 @@ def _precomputes(context: Context, agent: Agent) -> bool:
 
 
 def compiles_updates(options: RunOptions, agent: Agent) -> bool:
-    """Return True if updates on a CPU are compiled. Where only a compiler is missing, say so."""
+    """Return True if updates on a CPU are compiled. If only a compiler or `supports_cuda_graphs` is missing, say so."""
     if options.learner.compile != "auto":
         return options.learner.compile == "yes"
     updates, calls = options.updates_of_run(agent.samples_per_window), agent.compiled_calls(agent.params)
@@ -373,12 +373,12 @@ def compiles_updates(options: RunOptions, agent: Agent) -> bool:
         options.engine != "inline"  # so that a resumed run equals one that was not stopped
         and options.num_learners == 1
         and not options.learner.microbatch_on_oom
-        and type(agent).supports_cuda_graphs
         and not agent.model.initial_state(1)  # compiled, R2D2 with its LSTM is half as fast
         and not has_large_images(agent.spec)
         and (updates is None or updates * calls >= MIN_COMPILED_CALLS)
     )
-    if pays and (reason := missing_compiler()):
+    lacking = f"{type(agent).__name__} does not itself set supports_cuda_graphs"
+    if pays and (reason := missing_compiler() if agent.supports_cuda_graphs else lacking):
         log_to_stderr(f"updates are not compiled, which would be faster: {reason} (learner.compile no ends this line)")
         return False
     return pays

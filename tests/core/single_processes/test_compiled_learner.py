@@ -1,4 +1,4 @@
-"""A learner compiles its updates where that pays, and says in one line if only a compiler is missing."""
+"""A learner compiles its updates where that pays, and says in one line if one thing alone prevents it."""
 
 import pytest
 
@@ -36,7 +36,6 @@ def chosen(root, monkeypatch, capsys):
         (("--config", "dqn-minatar-breakout", "--steps", "150000"), False),  # 36,250 updates
         (("--config", "dqn-minatar-breakout", "--engine", "inline"), False),
         (("--config", "dqn-minatar-breakout", "--learner.compile", "no"), False),
-        (("--config", "dqn-minatar-breakout", "--agent_type", f"{__name__}:Own"), False),
         (("--config", "dqn-minatar-breakout", "--agent_type", f"{__name__}:OwnTensors"), True),
         (("--config", "dqn-cartpole"), False),
         (("--config", "dqn-cartpole", "--learner.compile", "yes"), True),
@@ -67,3 +66,11 @@ def test_auto_says_that_a_compiler_is_missing_and_goes_on(chosen):
     told = "updates are not compiled, which would be faster: no g++ (learner.compile no ends this line)\n"
     assert chosen("--config", "dqn-minatar-breakout", reason="no g++") == (False, told)
     assert chosen("--config", "dqn-cartpole", reason="no g++") == (False, "")
+
+
+def test_auto_says_that_an_agent_does_not_ask_to_be_compiled(chosen):
+    told = (
+        "updates are not compiled, which would be faster: Own does not itself set supports_cuda_graphs "
+        "(learner.compile no ends this line)\n"
+    )
+    assert chosen("--config", "dqn-minatar-breakout", "--agent_type", f"{__name__}:Own") == (False, told)
