@@ -16,7 +16,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +60,8 @@ class Run(NamedTuple):
 
     name: str  # Signature, or the name that a CSV gives the run.
     settings: Mapping[str, Any]  # Options by dotted name as the run was started, and the names run, config and method.
-    curves: dict[str, Curve]  # By metric.
+    curves: dict[str, Curve]  # By metric; empty if the run has no values of it.
+    known: Collection[str] = ()  # All metrics of the folder or file.
 
 
 class NoCurves(ConfigurationError):
@@ -72,25 +73,17 @@ class NoCurves(ConfigurationError):
 
 
 # reading --------------------------------------------------------------------------------------------------------------
-def read(sources: Iterable[Path], metrics: Sequence[str], optional: Iterable[str] = ()) -> list[Run]:
+def read(sources: Iterable[Path], metrics: Sequence[str]) -> list[Run]:
     """Return the runs of these log folders and CSV files.
 
-    Args:
-        sources: Log folders and CSV files.
-        metrics: Metrics that every source must have.
-        optional: Further metrics, which are read from the sources that have them.
-
     Raises:
-        ConfigurationError: a source or a metric does not exist.
+        ConfigurationError: a source does not exist, or lacks one of the metrics.
     """
-    runs: list[Run] = []
-    for source in sources:
-        if source.suffix == ".csv":
-            runs += _read_csv(source, metrics, optional)
-        else:
-            runs.append(_read_folder(source, metrics, optional))
+    runs = [run for source in sources for run in _read(source, metrics)]
     if not runs:
         raise ConfigurationError("there are no runs to read: name log folders or CSV files")
+    if lacking := [_why_empty(run, metric) for run in runs for metric in metrics if metric not in run.known]:
+        raise ConfigurationError(lacking[0])
     return runs
 
 
@@ -98,12 +91,7 @@ def usable(sources: Sequence[Path], metrics: Sequence[str], optional: Iterable[s
     """Return the runs that have points of any of the metrics, under distinct names.
 
     Other runs are skipped. stderr names the runs without points of a metric, whose curve of it is empty. A source that
-    is given twice is read once.
-
-    Args:
-        sources: Log folders and CSV files.
-        metrics: Metrics of which a run must have one.
-        optional: Further metrics, which are read from the sources that have them.
+    is given twice is read once. The `optional` metrics are read too, and may be missing.
 
     Raises:
         ConfigurationError: a source does not exist, or no run has points of one of the metrics.
@@ -116,36 +104,29 @@ def usable(sources: Sequence[Path], metrics: Sequence[str], optional: Iterable[s
     kept, errors, skipped = list[tuple[Path, Run]](), list[str](), dict[str, list[str]]()
     for source in sources:
         try:
-            runs = read([source], (), [*metrics, *optional])
+            kept += [(source, run) for run in _read(source, [*metrics, *optional])]
         except ConfigurationError as refused:
             errors += refused.problems
             missing = refused.missing if isinstance(refused, NoCurves) else refused.problems[0]
             skipped.setdefault(missing, []).append(str(source))
-            continue
-        empty = dict.fromkeys(metrics, curve_of(()))
-        kept += [(source, run._replace(curves=empty | run.curves)) for run in runs]
     for metric in metrics:
-        without = [(source, run) for source, run in kept if not run.curves[metric].steps.size]
+        without = [run for _, run in kept if not run.curves[metric].steps.size]
         if without:
-            skipped[f"no values of {metric}"] = [run.name for _, run in without]
+            skipped[f"no values of {metric}"] = [run.name for run in without]
         if len(without) == len(kept):
-            errors += [_why_empty(*first, metric) for first in without[:1]]  # which lists the metrics that there are
-            errors += [f"{run.name} has no values of {metric}" for _, run in without[1:]]
+            errors += [_why_empty(run, metric) for run in without[:1]]  # which lists the metrics that there are
+            errors += [f"{run.name} has no values of {metric}" for run in without[1:]]
             others = [f"{len(errors) - MAX_LISTED} more cannot be drawn either"] if errors[MAX_LISTED:] else []
             raise ConfigurationError([*errors[:MAX_LISTED], *others])
     for missing, names in skipped.items():
         log_to_stderr(f"passed over ({missing}): {', '.join(names)}")
-    kept = [(source, run) for source, run in kept if any(run.curves[metric].steps.size for metric in metrics)]
-    return _distinct(kept)
+    return _distinct([(source, run) for source, run in kept if any(run.curves[name].steps.size for name in metrics)])
 
 
-def _why_empty(source: Path, run: Run, metric: str) -> str:
+def _why_empty(run: Run, metric: str) -> str:
     """Return why a run has no points of a metric."""
-    try:
-        read([source], [metric])
-    except NoCurves as refused:
-        return refused.problems[0]
-    return f"{run.name} has no values of {metric}"
+    others = f"{suggestion(metric, run.known)}; there are {', '.join(sorted(run.known)) or 'none yet'}"
+    return f"{run.name} has no values of {metric}{'' if metric in run.known else others}"
 
 
 def _distinct(runs: Sequence[tuple[Path, Run]]) -> list[Run]:
@@ -198,9 +179,7 @@ def until(curve: Curve, steps: float | None) -> Curve:
 def late_score(curve: Curve, steps: float | None = None) -> float:
     """Return the mean of the values after LATE of `steps` and not beyond `steps`; nan without values.
 
-    Args:
-        curve: Evaluations of the run.
-        steps: Agent steps that the run was to make. If None, or if the run has made fewer, the steps that it has made.
+    If `steps` is None, or if the run has made fewer, the steps that it has made count.
     """
     curve = until(curve, steps)
     if not len(curve.steps):
@@ -208,7 +187,11 @@ def late_score(curve: Curve, steps: float | None = None) -> float:
     return float(curve.values[curve.steps >= LATE * min(steps or np.inf, curve.steps[-1])].mean())
 
 
-def _read_folder(folder: Path, metrics: Sequence[str], optional: Iterable[str]) -> Run:
+def _read(source: Path, metrics: Sequence[str]) -> list[Run]:
+    return _read_csv(source, metrics) if source.suffix == ".csv" else [_read_folder(source, metrics)]
+
+
+def _read_folder(folder: Path, metrics: Sequence[str]) -> Run:
     if not (folder / METRICS).is_file():
         raise NoCurves(f"{folder} is no log folder of a run: it has no {METRICS}", "no log folder of a run")
     name, saved = folder.resolve().name, run_registry.read(folder)
@@ -216,14 +199,13 @@ def _read_folder(folder: Path, metrics: Sequence[str], optional: Iterable[str]) 
     try:
         lines = read_lines(folder / METRICS)
         known = {metric for line in lines for metric in line["values"]}
-        found = _known(metrics, optional, known, folder)
-        return Run(name, settings, {metric: curve_of(lines, metric) for metric in found})
+        return Run(name, settings, {metric: curve_of(lines, metric) for metric in metrics}, known)
     except (OSError, ValueError, TypeError) as error:
         problem = f"{folder / METRICS} is not what a run writes ({type(error).__name__}: {error})"
         raise NoCurves(problem, "no log folder of a run") from None
 
 
-def _read_csv(path: Path, metrics: Sequence[str], optional: Iterable[str]) -> list[Run]:
+def _read_csv(path: Path, metrics: Sequence[str]) -> list[Run]:
     by_run: dict[str, list[dict[str, Any]]] = {}
     kept: dict[str, dict[str, str]] = {}
     try:
@@ -240,12 +222,11 @@ def _read_csv(path: Path, metrics: Sequence[str], optional: Iterable[str]) -> li
     except (ValueError, TypeError, csv.Error) as error:  # A line with more or fewer columns raises TypeError.
         raise ConfigurationError(f"{path} cannot be read: line {reader.line_num}: {error}") from None
     known = {metric for lines in by_run.values() for line in lines for metric in line["values"]}
-    found = _known(metrics, optional, known, path)
     runs = []
     for name, lines in by_run.items():
         config = kept[name].get("config") or re.sub(r"[-_ ]?seed[-_ ]?\d+$", "", name) or path.stem
         settings = {**_names(name, config), **kept[name]}
-        runs.append(Run(name, settings, {metric: curve_of(lines, metric) for metric in found}))
+        runs.append(Run(name, settings, {metric: curve_of(lines, metric) for metric in metrics}, known))
     return runs
 
 
@@ -260,15 +241,6 @@ def _names(run: str, config: str | None = None, game: str | None = None) -> dict
     """Return the names by which runs can be grouped; a method is a row without its game."""
     config = config or run
     return {"run": run, "config": config, "method": config.replace(f"-{game}", "") if game else config}
-
-
-def _known(metrics: Sequence[str], optional: Iterable[str], known: set[str], source: Path) -> list[str]:
-    """Return the metrics, and the optional ones that are known; raise NoCurves for a metric that is not known."""
-    for metric in metrics:
-        if metric not in known:
-            lacking, listed = f"no values of {metric}", ", ".join(sorted(known)) or "none yet"
-            raise NoCurves(f"{source} has {lacking}{suggestion(metric, known)}; there are {listed}", lacking)
-    return list(dict.fromkeys([*metrics, *(metric for metric in optional if metric in known)]))
 
 
 def curve_of(lines: Iterable[dict[str, Any]], metric: str = SCORE) -> Curve:
@@ -322,10 +294,8 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 def alike(runs: Iterable[Run], title: str = "config") -> dict[str, list[Run]]:
     """Return groups of runs that are alike, by labels that say in what a group differs from others of the same title.
 
-    Args:
-        runs: Runs to group.
-        title: Start of the labels: "config" is the row, "method" the row without its game. With "method" a group may
-            contain several games, and only differences between runs of one row divide groups.
+    Labels begin with the row (title "config") or with the row without its game ("method"). With "method" a group may
+    contain several games, and only differences between runs of one row divide groups.
     """
     groups: dict[str, list[Run]] = {}
     for name, same_title in _split(runs, lambda run: run.settings[title]).items():
@@ -388,7 +358,7 @@ def on_grid(curves: Sequence[Curve], axis: str) -> tuple[NDArray[np.float64], ND
 
 def write_csv(path: Path, runs: Sequence[Run], settings: Sequence[str] = ()) -> None:
     """Write one line per point: run, these of KEPT's settings, step, seconds and each metric that a run has."""
-    metrics = list(dict.fromkeys(metric for run in runs for metric in run.curves))
+    metrics = list(dict.fromkeys(metric for run in runs for metric, curve in run.curves.items() if curve.steps.size))
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["run", *settings, *POINT[1:], *(COLUMNS.get(metric, metric) for metric in metrics)])
