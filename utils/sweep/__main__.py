@@ -31,8 +31,8 @@ from utils.config.command_line import refuse, split
 from utils.config.rows import split_values
 from utils.errors import ConfigurationError
 from utils.options import PROJECT
-from utils.plot.curves import METRICS, curve_of, late_score, markdown, read_lines, until
-from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of, seeded
+from utils.plot.curves import curve_of, late_score, markdown, until
+from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of, parsed, seeded
 
 NOT_IN_FILE_NAMES = re.compile(r"[^\w.+-]+")
 
@@ -72,13 +72,10 @@ def main(arguments: Sequence[str]) -> int:
         0 if all runs are complete, 1 if some failed, 130 or 143 after SIGINT or SIGTERM with the runs saved. Wrong
         options exit with 2.
     """
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    options, unknown = parser().parse_known_args(arguments[:end])
-    if unknown:
-        parser().error(f"unrecognized arguments: {' '.join(unknown)}; options of the runs stand behind --, at the end")
+    options, words = parsed(parser(), arguments)
     folder = Path(options.root) / "logs" / options.name
     try:
-        runs = planned(options, variants(options.vary, arguments[end + 1 :]), folder)
+        runs = planned(options, variants(options.vary, words), folder)
         runner = Runner(runs, options.jobs)
         with claimed(folder), relay_output():
             exit_code = runner.run()
@@ -90,10 +87,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def variants(varied: Iterable[str], words: Sequence[str]) -> list[tuple[str, list[str]]]:
     """Return (suffix of the row's name, words of the command line) for every combination of name=value,value,...
-
-    Args:
-        varied: Texts of the form name=value,value,...
-        words: Words of the command line that every run has.
 
     Raises:
         ConfigurationError: a text has another form, or a name is given twice.
@@ -157,7 +150,7 @@ def tabulate(runs: Sequence[ChildRun], path: Path) -> str:
 
 def result(run: ChildRun) -> Result:
     """Return the outcome of a run from its files."""
-    lines = read_lines(run.options.log_folder / METRICS)
+    lines = run.lines
     curve = until(curve_of(lines), run.options.steps)
     final, best = (float(curve.values[-1]), float(curve.values.max())) if len(curve.values) else (math.nan, math.nan)
     # A resume has superseded earlier lines of more steps.

@@ -1,5 +1,6 @@
 """Run main.py in subprocesses: start, resume and interrupt one, or run many, some at a time, on shares of the cores."""
 
+import argparse
 import contextlib
 import os
 import signal
@@ -20,7 +21,7 @@ from utils.config import command_line
 from utils.config.rows import changed
 from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
-from utils.plot.curves import METRICS, STOPS, differences, late_score, read_curve
+from utils.plot.curves import METRICS, STOPS, curve_of, differences, late_score, read_lines
 
 # Options that a sweep sets, not its user, and those with which main.py does not train.
 RESERVED = ("config", "seed", "mode", "machine", "timestamp", "resume", "root", "check", "help")
@@ -28,6 +29,15 @@ PATIENT = ("--ray.placement_timeout", "none")  # On a shared cluster, runs wait 
 MAIN = Path(PROJECT) / "main.py"
 POLL = 0.2  # Seconds between two looks at the running processes.
 GRACE = 60.0  # Seconds that the runs of an earlier, killed scheduler have to save and end.
+
+
+def parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options of a command, and the words behind --, which are options of its runs."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options, unknown = parser.parse_known_args(arguments[:end])
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}; options of the runs stand behind --, at the end")
+    return options, list(arguments[end + 1 :])
 
 
 def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Options:
@@ -89,11 +99,8 @@ def seeded(options: Options, name: str, seeds: Iterable[int]) -> list[Options]:
 class ChildRun:
     """A run of main.py in a subprocess, named by the signature of its options.
 
-    Args:
-        options: Options of the run.
-        words: Words of the command line that the options of RESERVED do not cover.
-        output: File for what the run prints.
-        row: Name of the run's line in tables; by default the row of CONFIGS.
+    It has the `words` of the command line and the options of RESERVED, and prints into the file `output`. Tables name
+    it by its `row`, by default that of CONFIGS.
     """
 
     def __init__(self, options: Options, words: Sequence[str], output: Path, row: str | None = None):
@@ -118,7 +125,7 @@ class ChildRun:
         if saved is None or saved.exit_code not in (0, None):
             return False
         same = all(saved.options.get(name) == getattr(options, name) for name in STOPS)
-        evaluated = read_curve(options.log_folder / METRICS).steps
+        evaluated = curve_of(self.lines).steps
         reached = options.steps and len(evaluated) and evaluated[-1] >= options.steps
         return bool((saved.exit_code == 0 and same) or reached)
 
@@ -144,6 +151,11 @@ class ChildRun:
                 return not locked
         except OSError:
             return False
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the lines of the run's metrics, in their order."""
+        return read_lines(self.options.log_folder / METRICS)
 
     # control --------------------------------------------------------------------------------------------------------
     def start(self, cores: Collection[int]) -> None:
@@ -263,8 +275,7 @@ class Runner:
     def _outcome(run: ChildRun) -> str:
         if run.exit_code:
             return f"ended with exit code {run.exit_code}: see {run.output}"
-        curve = read_curve(run.options.log_folder / METRICS)
-        return f"done, late score {late_score(curve, run.options.steps):.2f}"
+        return f"done, late score {late_score(curve_of(run.lines), run.options.steps):.2f}"
 
     def _print(self, run: ChildRun, event: str) -> None:
         print(f"[{self._runs.index(run) + 1}/{len(self._runs)}] {run.options.signature} {event}", flush=True)

@@ -30,8 +30,17 @@ from utils.config.rows import CHOICES, changed, class_defaults, flatten, split_v
 from utils.errors import ConfigurationError, import_extra
 from utils.options import PROJECT, Options
 from utils.plot import figures
-from utils.plot.curves import METRICS, PERIOD, STOPS, Curve, counts, curve_of, late_score, read_lines, until
-from utils.sweep.subprocess_run import POLL, ChildRun, SignalForwarder, claimed, options_of, wait_until_idle, words_of
+from utils.plot.curves import PERIOD, STOPS, Curve, counts, curve_of, late_score, until
+from utils.sweep.subprocess_run import (
+    POLL,
+    ChildRun,
+    SignalForwarder,
+    claimed,
+    options_of,
+    parsed,
+    wait_until_idle,
+    words_of,
+)
 from utils.tune.ranges import Range, ranges
 
 LINES = (*STOPS, "num_envs_per_actor")  # Options without a dot that a printed row may have.
@@ -47,11 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         0 if done, 1 if no trial gave a score, 130 or 143 after SIGINT or SIGTERM with everything saved. Wrong options
         exit with 2, an unreadable study with 3.
     """
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    options, unknown = parser().parse_known_args(arguments[:end])
-    if unknown:
-        parser().error(f"unrecognized arguments: {' '.join(unknown)}; options of the runs stand behind --, at the end")
-    words = list(arguments[end + 1 :])
+    options, words = parsed(parser(), arguments)
     try:
         library()
         if "evaluator.steps" in split(words)[0]:
@@ -119,16 +124,8 @@ def parser() -> argparse.ArgumentParser:
 class Study:
     """A study that is kept in folder/study.log, where a later start finds its trials again.
 
-    The caller must hold the lock of the folder.
-
-    Args:
-        template: Options that all runs have in common.
-        words: Words of the command line that set them.
-        ranges: Options to tune.
-        folder: Folder of the study.
-        startup: Trials with random values, before any trial is ended early.
-        warmup: Evaluations before a run may be ended early.
-        seed: Seed of the runs and of the sampler.
+    The caller must hold the lock of the folder. All runs have the options `template` in common, which these words set.
+    The parser's help explains startup, warmup and seed.
 
     Raises:
         ConfigurationError: optuna is not installed, or the study is unreadable or has other ranges or options.
@@ -189,11 +186,11 @@ class Study:
             return
         run.check()
         pruned = self._watch(run)
-        if pruned and self._has_made_all_steps(lines_of(run)):
+        if pruned and self._has_made_all_steps(run.lines):
             # The run ended meanwhile and lacks only its last evaluation.
             run = self._child(trial)
             pruned = self._watch(run)
-        scores = self._scores(run, lines_of(run))
+        scores = self._scores(run, run.lines)
         if run.complete and scores:
             self._report(trial, states.COMPLETE, scores, "")
         elif run.complete:
@@ -209,15 +206,13 @@ class Study:
         if not run.complete and wait_until_idle(run, self._interrupts) and not self._interrupts:
             run.start(os.sched_getaffinity(0))
             self._interrupts.forward()
-            path, seen, due = run.options.log_folder / METRICS, 0, 0.0
+            looked = time.monotonic()
             while run.exit_code is None:
                 time.sleep(POLL)
-                size = path.stat().st_size if path.exists() else 0
-                if pruned or size == seen or time.monotonic() < due:
-                    continue
-                if pruned := self._should_prune(run):
-                    run.interrupt()
-                seen, due = size, time.monotonic() + LOOK_PERIOD
+                if not pruned and time.monotonic() - looked >= LOOK_PERIOD:
+                    if pruned := self._should_prune(run):
+                        run.interrupt()
+                    looked = time.monotonic()
         return pruned and not self._interrupts
 
     def _should_prune(self, run: ChildRun) -> bool:
@@ -227,7 +222,7 @@ class Study:
         scores than the warmup: the pruner counts evaluation periods, some of which a slow evaluation skips. The pruner
         receives the current curve, because a resumed run may have lost the end of an earlier one.
         """
-        lines = lines_of(run)
+        lines = run.lines
         scores = self._scores(run, lines)
         if len(scores) < max(self._warmup, 1) or self._has_made_all_steps(lines):
             return False
@@ -345,11 +340,6 @@ class Study:
                 f"study {self._folder} exists with another definition ({', '.join(different)}): choose another name"
             )
         self._study.set_user_attr("told", definition)
-
-
-def lines_of(run: ChildRun) -> list[dict[str, Any]]:
-    """Return the metrics of a run, in the order of their lines."""
-    return read_lines(run.options.log_folder / METRICS)
 
 
 def repair(journal: Path) -> None:

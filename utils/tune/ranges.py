@@ -93,8 +93,7 @@ def ranges(options: Options, wanted: Iterable[str], given: Container[str] = ()) 
 
     Args:
         options: Options of the row.
-        wanted: Texts of the form name=range, or names of options whose ranges are declared. If empty, all declared,
-            except those of given options.
+        wanted: Texts name=range, or names of options whose ranges are declared; if empty, all declared but `given`.
         given: Names of options that have one value in all trials.
 
     Raises:
