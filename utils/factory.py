@@ -76,12 +76,7 @@ class UnknownNameError(KeyError):
 
 
 def why_not(setting: str, error: Exception) -> str:
-    """Return why the class that an option names cannot be used.
-
-    Args:
-        setting: the option with its value, as "agent_type=dqn".
-        error: what `Factory` raised.
-    """
+    """Return why the class that an option names, as "agent_type=dqn", cannot be used: `Factory` raised this error."""
     if isinstance(error, UnknownNameError):
         return str(error)
     if isinstance(error, ImportError):

@@ -185,10 +185,8 @@ class ElasticRun:
     def next_options(self, options: Options, exit_code: int, learners: int | None) -> Options | None:
         """Return the options of the next part, or None if the run has ended.
 
-        Args:
-            options: Those of the part that ended.
-            exit_code: That of this part.
-            learners: Number with which the engine says that the run can go on, or None.
+        Options and exit code are those of the part that ended. `learners` is the number with which the engine says that
+        the run can go on.
         """
         if learners is None:
             if self.exit_code(exit_code) != exit_code:

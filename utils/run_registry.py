@@ -130,9 +130,7 @@ def signature_of(value: str) -> str:
 def claim(options: Options, size: int = 0) -> Options:
     """Make the run's log folder and lock it until its descriptor in `locks` is closed or this process ends.
 
-    Args:
-        options: Options of the run.
-        size: Bytes of its first checkpoint and model, which must fit on the disk.
+    The disk must have room for `size` bytes, those of the first checkpoint and model.
 
     Returns:
         The options. A new run whose folder exists already has got another timestamp if this one was `automatic`.
@@ -220,12 +218,8 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
     """Write run.json for later starts that continue or test this run.
 
     A continued run keeps the content that the file had `before`, because its checkpoint may not fit the new options. If
-    that content was lost, `before` is None. A run that began from a model file keeps its `model_file`.
-
-    Args:
-        options: The options of this start.
-        file_settings: Dotted settings of utils/options.py, without the command line.
-        environment: The environment's name for the game.
+    that content was lost, `before` is None. A run that began from a model file keeps its `model_file`. The
+    `file_settings` are those of utils/options.py by dotted name, without the command line.
     """
     previous = read(options.log_folder) if options.resume is not None else None
     before: dict[str, Any] = {} if options.resume is None else {"before": None}

@@ -87,10 +87,7 @@ def set_process_name(name: str) -> None:
 def die_with_parent(parent: int, signal_number: signal.Signals, exit_code: int) -> None:
     """Ask the kernel to send this process a signal when its parent dies, for whatever reason.
 
-    Args:
-        parent: Process id of the parent.
-        signal_number: Signal that the kernel sends.
-        exit_code: Exit code of this process if the parent died before the request was made.
+    If the parent has died already, this process exits with `exit_code`.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent:

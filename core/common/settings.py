@@ -32,10 +32,7 @@ def frozen_dataclass(cls: type[T]) -> type[T]:
 def combined(bases: tuple[type, ...], defaults: Mapping[str, Any], names: Mapping[str, str]) -> type:
     """Return a frozen dataclass with the fields of these, some of which have other defaults.
 
-    Args:
-        bases: Frozen dataclasses; of fields with one name that of the first counts.
-        defaults: Field name -> default.
-        names: `__module__` and `__qualname__` of the new class.
+    Of fields with one name, that of the first base counts. `names` are `__module__` and `__qualname__` of the class.
     """
     fields: dict[str, Any] = {}
     for base in reversed(bases):

@@ -36,13 +36,7 @@ class QuietConsole(Console):
 
 
 class Progress:
-    """The progress line of a run. A closed standard output or a full disk does not stop the run.
-
-    Args:
-        options: Their `steps`, `updates` and `seconds` are the stop conditions.
-        console: Console to print to; None makes a QuietConsole.
-        terminal: The main process's terminal.
-    """
+    """The progress line of a run. A closed standard output or a full disk does not stop the run."""
 
     def __init__(self, options: RunOptions, console: Console | None = None, terminal: Terminal | None = None):
         self._options = options
@@ -53,12 +47,7 @@ class Progress:
         self._parts: list[str] = []  # of the newest line
 
     def show(self, values: dict[str, float], scores: tuple[float, float] | None) -> None:
-        """Show the newest values.
-
-        Args:
-            values: The global/ values of the period.
-            scores: Mean returns of the last and of the best evaluation.
-        """
+        """Show the global/ values of a period, and the mean returns of the last and of the best evaluation."""
         now = time.monotonic()
         self._recent.append((now, values))
         while now - self._recent[0][0] > RATE_SECONDS:

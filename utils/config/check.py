@@ -329,12 +329,7 @@ def print_refused(options: Options) -> None:
 
 
 def table(spec: EnvSpec, model: Model | None) -> Table:
-    """Return a line for each part of an observation and one for the action.
-
-    Args:
-        spec: Environment.
-        model: Network that reads the observations; None leaves it out.
-    """
+    """Return a line for each part of an observation, with the layers of the model that read it, and for the action."""
     columns = ("part", "space", "kind", "stored", "network")
     lines = Table(*columns, title=f"spaces of {spec.name}", **TABLE)
     only = [ObservationPart("observation", "", "picture" if spec.is_image else "vector", spec.frame.shape)]

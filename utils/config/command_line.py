@@ -296,10 +296,7 @@ def _wanted(row: Row, words: Words, sections: Sequence[str]) -> tuple[dict[str, 
 def _of_saved_run(saved: SavedRun, row: Row, choices: dict[str, str]) -> tuple[Options, list[str]]:
     """Return the options of a saved run, except those that changed in utils/options.py since, and their problems.
 
-    Args:
-        saved: The run.
-        row: Its row, as it is now.
-        choices: Classes and game that the command line chooses.
+    The `choices` are classes and game that the command line names.
 
     Raises:
         ConfigurationError: the run was saved with options that no longer exist.

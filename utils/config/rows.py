@@ -111,10 +111,8 @@ def find_row(config: str) -> dict[str, Any]:
 def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -> tuple[Options, list[str]]:
     """Return what utils/options.py says for this row, and its problems.
 
-    Args:
-        row: of CONFIGS.
-        choices: replace the row's agent_type, env_type, memory_type, model_type and game. The row's options for a
-            replaced class are left out if the other class does not have them, or refuses their values.
+    The `choices` replace those of the row. Its options for a replaced class are left out if the other class does not
+    have them, or refuses their values.
     """
     where = f"CONFIGS row {row['name']!r}"
     problems = [f"{where} lacks {name}" for name in CHOICES if name not in row]
@@ -197,10 +195,7 @@ def declared(params: Any, prefix: str = "") -> dict[str, FieldInfo]:
 def changed(params: P, settings: Mapping[str, Any], prefix: str = "") -> tuple[P, dict[str, str]]:
     """Return a copy with these values, and a sentence for each value that pydantic refuses; refused ones are left out.
 
-    Args:
-        params: the dataclass to copy.
-        settings: dotted name -> value. Every name must exist.
-        prefix: what stands before the names in sentences.
+    Every dotted name must exist. In sentences the prefix stands before the names.
     """
     own: dict[str, Any] = {}
     sections: dict[str, dict[str, Any]] = {}

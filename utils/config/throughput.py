@@ -58,11 +58,7 @@ def measure(
 ) -> StepCosts:
     """Act for `seconds`, and longer until there is a whole window, then learn from that window for `seconds`.
 
-    Args:
-        options: Options of the run.
-        spec: Its environment.
-        seconds: Duration of acting, and of the updates.
-        inspect: Is called with the agent that has learnt, what its last update returned, and the batch.
+    `inspect` gets the agent that has learnt, what its last update returned, and the batch.
     """
     batches: list[Batch] = []
 
@@ -121,8 +117,7 @@ def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Option
 def choose(rates: Iterable[tuple[int, float]]) -> tuple[int, dict[int, float]]:
     """Return the smallest count that larger ones hardly beat, and all measured rates by count.
 
-    Args:
-        rates: counts and agent steps a second, taken one by one until the search ends.
+    Counts and agent steps a second are taken one by one until the search ends.
     """
     measured: dict[int, float] = {}
     best, without_gain = 0, 0

@@ -37,10 +37,7 @@ SIZED = {"agent", "memory", "model", "actor", "learner", "rate_limiter", "replay
 def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
     """Return every problem of options that are well-formed each, one sentence each.
 
-    Args:
-        options: judged together.
-        refused: names of options that have other values, because those given were refused. Memory that is computed from
-            such options is not judged.
+    The `refused` ones have other values than those given. Memory that is computed from them is not judged.
     """
     if options.num_envs_per_actor == 0:  # numbers are tried out later, beginning with the smallest
         options = dataclasses.replace(options, num_envs_per_actor=env_counts(options)[0])

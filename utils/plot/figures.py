@@ -112,12 +112,8 @@ def draw_curves(
 ) -> Any:
     """Return a figure with a panel for each metric and axis, at most MAX_COLUMNS of them in a row.
 
-    Args:
-        groups: Label -> runs that become one curve with a bootstrap band.
-        axes: Keys of AXES.
-        statistic: Key of CENTERS, which reduces the runs of a group.
-        title: Title of the figure.
-        each: Also draw every run as a thin line.
+    The runs of a group become one curve with a bootstrap band, by a statistic of CENTERS against axes of AXES. With
+    `each`, every run is a thin line, too.
     """
     plots = pyplot()
     from matplotlib.ticker import EngFormatter
@@ -190,13 +186,7 @@ def _marker(points: Array) -> str:
 
 
 def draw_summary(scores: Mapping[str, Strata], title: str, unit: str = "human-normalised score") -> Any:
-    """Return a figure of normalised scores: aggregates with their intervals, and performance profiles.
-
-    Args:
-        scores: Method -> scores [runs] of each game.
-        title: Title of the figure.
-        unit: Label of the profiles' axis.
-    """
+    """Return a figure of each method's scores: aggregates with their intervals, and performance profiles."""
     plots = pyplot()
     widths, size = [*(1 for _ in AGGREGATES), 2], (14, 1.6 + 0.5 * len(scores))
     figure, grid = plots.subplots(1, len(widths), figsize=size, layout="constrained", width_ratios=widths)
@@ -229,12 +219,9 @@ def _draw_profiles(panel: Any, scores: Mapping[str, Strata], unit: str) -> None:
 
 
 def draw_trials(settings: Mapping[str, bool], trials: Sequence[Any], title: str) -> Any:
-    """Return a figure of the scores of all trials, with a panel for each option.
+    """Return a figure of the scores of complete and pruned trials of optuna, with a panel for each option.
 
-    Args:
-        settings: Option -> True if its axis is logarithmic.
-        trials: Complete and pruned trials of optuna.
-        title: Title of the figure.
+    An option is True in `settings` if its axis is logarithmic.
     """
     plots = pyplot()
     from matplotlib.ticker import LogLocator, NullFormatter
