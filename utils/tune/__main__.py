@@ -203,7 +203,13 @@ class Study:
     def _watch(self, run: ChildRun) -> bool:
         """Train to the end or until the pruner ends the trial; return True for the latter."""
         pruned, self._interrupts.runs = False, [run]
-        if not run.complete and wait_until_idle(run, self._interrupts) and not self._interrupts:
+        if run.complete:
+            return False
+        if not wait_until_idle(run, self._interrupts) and not self._interrupts:
+            raise ConfigurationError(
+                f"run {run.options.signature} is still being trained by an earlier start: begin again when it has ended"
+            )
+        if not self._interrupts:
             run.start(os.sched_getaffinity(0))
             self._interrupts.forward()
             looked = time.monotonic()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from core.common.files import folder_lock
 from utils import run_registry
 from utils.config.rows import flatten, from_row
 from utils.errors import ConfigurationError
@@ -314,6 +315,18 @@ def test_metrics_of_a_trial_are_read_seldom_and_once_a_look(root, monkeypatch, p
     monkeypatch.setattr(tune, "POLL", 0)
     monkeypatch.setattr(tune, "LOOK_PERIOD", period)
     assert not study._watch(run) and len(read) == looks
+
+
+def test_a_trial_that_an_earlier_start_still_trains_stays_unfinished(root, monkeypatch):
+    """It counted as failed, with exit code None."""
+    study = study_of(root)
+    trial = study._study.ask({})
+    add_metrics(run := study._child(trial))
+    monkeypatch.setattr(subprocess_run, "GRACE", 0)
+    monkeypatch.setattr(run_registry, "read", lambda folder: None)
+    with folder_lock(run.options.log_folder), pytest.raises(ConfigurationError, match="tune_trial0 is still being"):
+        study._run(trial)
+    assert [trial.state.name for trial in study.trials] == ["RUNNING"]
 
 
 def test_a_trial_does_not_take_the_score_of_an_earlier_run(main, root, capsys):
