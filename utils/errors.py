@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from core.common.exit_codes import BAD_OPTIONS
-from core.common.foreign_code import text_of
+from core.common.foreign_code import foreign_code, text_of
 
 
 class ConfigurationError(Exception):
@@ -20,10 +20,12 @@ class ConfigurationError(Exception):
 def import_extra(purpose: str, package: str, extra: str) -> Any:
     """Import and return an optional package, or raise ConfigurationError with the command that installs its extra."""
     try:
-        return importlib.import_module(package)
-    except ImportError:
-        problem = f'{purpose} needs {package}, which is not installed: pip install -e ".[{extra}]"'
-        raise ConfigurationError(problem) from None
+        with foreign_code(package, may_lack_packages=True):
+            return importlib.import_module(package)
+    except Exception as error:  # a package that is there may be broken in any way
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        reason = "is not installed" if is_missing else f"cannot be imported ({describe_exception(error)})"
+    raise ConfigurationError(f'{purpose} needs {package}, which {reason}: pip install -e ".[{extra}]"')
 
 
 def describe_exception(error: BaseException) -> str:

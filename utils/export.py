@@ -33,12 +33,11 @@ from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDi
 from core.types import ACTION_MASK, OARInputs, PictureAndVector, State
 from utils.api import Policy, find_model, load
 from utils.config.command_line import refuse
-from utils.errors import ConfigurationError, describe_exception
+from utils.errors import ConfigurationError, describe_exception, import_extra
 
 TOLERANCE = 1e-4  # Allowed difference of torch and onnxruntime, relative to the largest number.
 BATCHES = 1, 3  # Batch sizes for which outputs are compared.
 TRACED_BATCH = 2  # Batch size of the trace. The exporter would take 1 for a constant.
-PACKAGES = 'export needs packages that are not installed: pip install -e ".[onnx]"'
 
 
 class ActingNetwork(nn.Module):
@@ -108,12 +107,7 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
         raise ConfigurationError(f"output {path} is a folder: name a file in it that ends in .onnx")
     if os.path.exists(path) and path.suffix != ".onnx":
         raise ConfigurationError(f"output {path} exists and does not end in .onnx: choose another name")
-    try:
-        import onnx
-        import onnxruntime  # noqa: F401  Fail before seconds of work.
-        import onnxscript  # noqa: F401
-    except ImportError:
-        raise ConfigurationError(PACKAGES) from None
+    onnx, *_ = [import_extra("export", package, "onnx") for package in ("onnx", "onnxruntime", "onnxscript")]
     spec, agent = policy.spec, policy.options.make_agent(policy.spec)  # A copy, which the export changes.
     agent.model.load_state_dict(policy.agent.model.state_dict())
     try:

@@ -4,7 +4,6 @@ pydantic has validated each option by itself.
 """
 
 import dataclasses
-import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +13,6 @@ from typing import Any
 
 import torch
 
-from core.common.foreign_code import foreign_code
 from core.common.shared_arrays import next_multiple
 from core.device.recorded_work import missing_compiler
 from core.runtime.options import make_env
@@ -22,7 +20,7 @@ from core.specs import Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from utils import run_registry
 from utils.config import memory_budget
 from utils.config.rows import SECTIONS, missing_classes
-from utils.errors import describe_exception
+from utils.errors import ConfigurationError, describe_exception, import_extra
 from utils.factory import EnginesDict, why_not
 from utils.options import Options
 
@@ -134,15 +132,13 @@ def _video(options: Options) -> Iterator[str]:
     if not (options.record if testing else every):
         return
     asked = "record=True" if testing else f"evaluator.record_every={every}"
-    for name in ("imageio", "imageio_ffmpeg"):
-        try:
-            with foreign_code(name, may_lack_packages=True):
-                importlib.import_module(name)
-        except Exception as error:  # a package that is there may be broken in any way
-            reason = describe_exception(error)
-            yield f'{asked} needs {name}, which cannot be imported ({reason}): pip install -e ".[video]"'
-            return
-    yield from _drawing(options, "rgb_array", asked)
+    try:
+        for name in ("imageio", "imageio_ffmpeg"):
+            import_extra(asked, name, "video")
+    except ConfigurationError as error:
+        yield str(error)
+    else:
+        yield from _drawing(options, "rgb_array", asked)
 
 
 def _drawing(options: Options, render_mode: str, asked: str) -> Iterator[str]:
