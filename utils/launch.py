@@ -5,6 +5,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from core.checkpoint import model_file, run_checkpoint
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
 from core.common.exit_codes import BAD_CHECKPOINT, BAD_OPTIONS, DONE, TRAINING_FAILED
+from core.common.files import TEMPORARY
 from core.common.processes import open_file_shortage
 from core.engines.run_end import resume_command_hint
 from core.memory import Memory
@@ -143,13 +145,19 @@ def _try_test_files(options: Options, model: Path) -> None:
     """Raise ConfigurationError if mode 2 could not write its results, before it plays for hours."""
     for suffix in ("json", *([options.video.format] if options.record else [])):
         path = model_file.file_beside(model, f"_test.{suffix}")
+        trial = path.with_name(f"{TEMPORARY}{os.getpid()}_{path.name}")  # two processes may test the same model
         try:
-            model_file.try_test_file(path, REPORT_BYTES + options.episodes * EPISODE_BYTES)
+            if path.exists():  # a video is written in place
+                path.open("ab").close()
+            trial.write_bytes(bytes(REPORT_BYTES + options.episodes * EPISODE_BYTES))
         except OSError as error:
             raise ConfigurationError(
                 f"mode 2 cannot write {path} ({error.strerror}): make that possible, or name a copy of the model "
                 "in another folder with --model_file"
             ) from None
+        finally:
+            with suppress(OSError):  # there is none
+                trial.unlink()
 
 
 def _continue(options: Options, counters: RunCounters) -> Path:

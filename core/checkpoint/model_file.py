@@ -3,8 +3,6 @@
 A checkpoint of a run can be loaded as a model too.
 """
 
-import errno
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,19 +100,6 @@ def file_beside(path: Path, ending: str) -> Path:
     if STEP_FOLDER.fullmatch(path.name) and folder.name.endswith("_checkpoints"):
         return folder.with_name(f"{folder.name.removesuffix('_checkpoints')}_{path.name}{ending}")
     return path.with_name(f"{path.name if path.is_dir() else path.stem}{ending}")
-
-
-def try_test_file(path: Path, size: int) -> None:
-    """Raise OSError if mode 2 could not write a file of this many bytes. Nothing is left of the trial."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "there is a folder of this name", str(path))
-    if path.exists():  # a video is written in place
-        path.open("ab").close()
-    trial = path.with_name(f"{TEMPORARY}{os.getpid()}_{path.name}")  # two processes may test the same model
-    try:
-        trial.write_bytes(bytes(size))
-    finally:
-        trial.unlink(missing_ok=True)
 
 
 def _read_model_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

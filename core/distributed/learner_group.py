@@ -114,8 +114,12 @@ class LearnerGroup(ABC):
 
     def finish_sums(self) -> None:
         """Wait for all started sums, which fail together: as one `sum`, they are abandoned or all finished alone."""
-        pending, self._pending = self._pending, []
-        errors = [error for *_, wait in pending if (error := _peer_lost_in(wait)) is not None]
+        pending, self._pending, errors = self._pending, [], list[PeerLostError]()
+        for *_, wait in pending:
+            try:
+                wait()
+            except PeerLostError as error:
+                errors.append(error)
         if not errors:
             self._has_exchanged |= bool(pending)
             return
@@ -143,15 +147,6 @@ class LearnerGroup(ABC):
 
     def close(self, failed: bool = False) -> None:
         """Leave the group. A learner that failed does not wait for the others, which may wait for it."""
-
-
-def _peer_lost_in(wait: Callable[[], None]) -> PeerLostError | None:
-    """Wait, and return the PeerLostError that this raised, if any."""
-    try:
-        wait()
-    except PeerLostError as error:
-        return error
-    return None
 
 
 class Rendezvous(Protocol):
