@@ -209,8 +209,9 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
     """Return the options with which the model was trained."""
     signature = str(metadata.get("signature") or file.stem)
     saved = dotted(metadata["options"]) if isinstance(metadata.get("options"), dict) else None
-    is_one_checkpoint = STEP_FOLDER.fullmatch(file.name) is not None  # models/<signature>_checkpoints/step_<N>
-    beside = file.absolute().parents[1 + is_one_checkpoint]
+    beside = file.absolute().parent.parent  # parents[1] would fail for /model.pth
+    if STEP_FOLDER.fullmatch(file.name):  # models/<signature>_checkpoints/step_<N>
+        beside = beside.parent
     for root in (beside, Path(PROJECT)):
         if saved is None and (run := run_registry.read(root / "logs" / signature)) is not None:
             saved = run.options

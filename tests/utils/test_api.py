@@ -219,6 +219,12 @@ def test_a_model_without_options_needs_its_runs_log_folder(trained, tmp_path):
         load(tmp_path / "none.pth")
 
 
+def test_a_model_in_the_root_folder_is_loaded(trained, monkeypatch):
+    content = model_file.load_weights(trained("dqn").model_path)
+    monkeypatch.setattr(model_file, "load_weights", lambda path: content)
+    assert load("/model.pth").options.config == "dqn-cartpole"
+
+
 def test_a_model_with_options_that_are_refused_now_is_not_loaded(trained, tmp_path):
     weights, metadata = model_file.load_weights(trained("dqn").model_path)
     metadata["options"]["agent"]["evaluation_epsilon"] = 7.0
