@@ -98,19 +98,17 @@ class MetricsFiles:
         json_lines = b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines)
         self._guarded(append_whole, self._folder / METRICS, json_lines)
         self._guarded(self._write_csv, lines)
-        if self._guarded(self._append_events, records):
-            self._events_begun = True
+        self._guarded(self._append_events, records)
 
     def write_facts(self, name: str, facts: dict[str, Any], step: int) -> None:
         """Write <name>.json, or <name>_step_<step>.json if an earlier part of the run wrote other facts."""
         data = (json.dumps(facts, indent=1, default=str) + "\n").encode()
         self._guarded(_write_facts, self._folder, name, data, step)
 
-    def _guarded(self, function: Callable[..., Any], *arguments: Any) -> bool:
-        """Return True if the function succeeded. Its OSErrors are counted, and the first one is reported."""
+    def _guarded(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Call the function. Its OSErrors are counted, and the first one is reported."""
         try:
             function(*arguments)
-            return True
         except OSError as error:
             self.errors += 1
             if self.errors == 1:
@@ -118,7 +116,6 @@ class MetricsFiles:
                     f"warning: metrics cannot be written ({error}); "
                     "training goes on, losses are counted in global/metric_write_errors"
                 )
-            return False
 
     def _continue_lines(self, began: float) -> None:
         """Remove the incomplete last line that a killed writer left, and go on from the wall seconds before it.
@@ -177,6 +174,7 @@ class MetricsFiles:
             write(record.time, record.step, summary=Summary(value=[value]))
         self._events.parent.mkdir(exist_ok=True)
         append_whole(self._events, buffer.getvalue())
+        self._events_begun = True
 
 
 def append_whole(path: Path, data: bytes) -> None:
