@@ -268,14 +268,10 @@ class Runner:
                 time.sleep(POLL)
                 for run in [run for run in active if run.exit_code is not None]:
                     free.append(active.pop(run))
-                    self._print(run, self._outcome(run))
+                    late = f"done, late score {late_score(curve_of(run.lines), run.options.steps):.2f}"
+                    failed = f"ended with exit code {run.exit_code}: see {run.output}"
+                    self._print(run, failed if run.exit_code else late)
         return self._interrupts.exit_code
-
-    @staticmethod
-    def _outcome(run: ChildRun) -> str:
-        if run.exit_code:
-            return f"ended with exit code {run.exit_code}: see {run.output}"
-        return f"done, late score {late_score(curve_of(run.lines), run.options.steps):.2f}"
 
     def _print(self, run: ChildRun, event: str) -> None:
         print(f"[{self._runs.index(run) + 1}/{len(self._runs)}] {run.options.signature} {event}", flush=True)
