@@ -204,14 +204,10 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     if (num_envs := pace.num_envs(options)) != options.num_envs_per_actor:
         actor = dataclasses.replace(options.actor, num_env_splits=1)
         played = dataclasses.replace(options, num_envs_per_actor=num_envs, actor=actor)
-    warnings_found = list[str]()
-
-    def test(agent: Agent, output: LearnerOutput, batch: Batch) -> None:
-        check_names(f"learner/{name}" for name in output.statistics)
-        _test_priorities(options, output)
-        warnings_found.extend(_test_checkpoint(options, agent, batch))
-
-    costs = throughput.measure(played, agent.spec, seconds, test)
+    costs, learner, output, batch = throughput.measure(played, agent.spec, seconds)
+    check_names(f"learner/{name}" for name in output.statistics)
+    _test_priorities(options, output)
+    warnings_found = _test_checkpoint(options, learner, batch)
     if not costs.sound:
         raise ValueError("the loss of the first updates was not finite, so they changed nothing")
     rate = throughput.steps_per_second(options, costs, agent.samples_per_window)

@@ -50,15 +50,11 @@ class StepCosts(NamedTuple):
     threads: int  # Threads of torch in an update.
 
 
-def measure(
-    options: Options,
-    spec: EnvSpec,
-    seconds: float,
-    inspect: Callable[[Agent, LearnerOutput, Batch], None] | None = None,
-) -> StepCosts:
+def measure(options: Options, spec: EnvSpec, seconds: float) -> tuple[StepCosts, Agent, LearnerOutput, Batch]:
     """Act for `seconds`, and longer until there is a whole window, then learn from that window for `seconds`.
 
-    `inspect` gets the agent that has learnt, what its last update returned, and the batch.
+    Returns:
+        The costs, the agent that has learnt, what its last update returned, and the batch.
     """
     batches: list[Batch] = []
 
@@ -73,9 +69,7 @@ def measure(
     with _threads(threads):
         agent = options.make_agent(spec, options.device, options.learner.precision)
         update, sound, output = _updating(agent, batches[0], seconds)
-    if inspect is not None:
-        inspect(agent, output, batches[0])
-    return StepCosts(act, update, sound, len(os.sched_getaffinity(0)), threads)
+    return StepCosts(act, update, sound, len(os.sched_getaffinity(0)), threads), agent, output, batches[0]
 
 
 def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Options:

@@ -416,7 +416,12 @@ def test_a_slow_environment_is_checked_within_20_seconds(options, monkeypatch, c
 
 def test_a_non_finite_loss_is_a_problem(options, monkeypatch):
     measured = throughput.measure
-    monkeypatch.setattr(throughput, "measure", lambda *arguments: measured(*arguments)._replace(sound=False))
+
+    def unsound(*arguments):
+        costs, *rest = measured(*arguments)
+        return costs._replace(sound=False), *rest
+
+    monkeypatch.setattr(throughput, "measure", unsound)
     with pytest.raises(ConfigurationError, match="not finite"):
         check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
 
@@ -424,7 +429,7 @@ def test_a_non_finite_loss_is_a_problem(options, monkeypatch):
 def test_an_update_that_changes_nothing_is_unsound(options):
     chosen = options("--config", "impala-cartpole", "--agent.lr_schedule_updates", "9", *SMALL)
     object.__setattr__(chosen.agent, "baseline_cost", 9e299)  # far beyond its bounds
-    assert not throughput.measure(chosen, validation.environment_spec(chosen), 0).sound
+    assert not throughput.measure(chosen, validation.environment_spec(chosen), 0)[0].sound
 
 
 def test_an_agent_that_a_checkpoint_does_not_restore_is_a_problem(options, monkeypatch):
@@ -557,6 +562,7 @@ def test_the_estimate_of_synchronous_collection_adds_up_what_takes_turns(options
     ],
 )
 def test_the_estimated_time_is_that_of_the_first_limit_reached(words, told, options, monkeypatch, capsys):
-    monkeypatch.setattr(throughput, "measure", lambda *arguments: StepCosts(1e-3, 8e-4, True, 8, 1))
-    check(options("--config", "dqn-cartpole", *words))
+    costs, measured = StepCosts(1e-3, 8e-4, True, 8, 1), throughput.measure
+    monkeypatch.setattr(throughput, "measure", lambda *arguments: (costs, *measured(*arguments)[1:]))
+    check(options("--config", "dqn-cartpole", *words), seconds=0)
     assert told in capsys.readouterr().out
