@@ -33,10 +33,6 @@ class DQN(QLearning):
     supports_cuda_graphs = True
     required_output = "q"
 
-    @classmethod
-    def problems(cls, params: DQNParams) -> list[str]:
-        return params.munchausen_problems()
-
     # stored fields and sampled windows --------------------------------------------------------------------------------
     @property
     def extras(self) -> dict[str, ArraySpec]:

@@ -43,10 +43,6 @@ class IQN(QLearning):
     supports_cuda_graphs = True
     required_output = "implicit-quantiles"
 
-    @classmethod
-    def problems(cls, params: IQNParams) -> list[str]:
-        return params.munchausen_problems()
-
     # acting -----------------------------------------------------------------------------------------------------------
     def expected(self, output: Tensor) -> Tensor:
         return output.mean(2)  # of [E, A, K]

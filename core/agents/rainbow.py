@@ -53,7 +53,7 @@ class Rainbow(QLearning):
     @classmethod
     def problems(cls, params: RainbowParams) -> list[str]:
         if params.distribution != "categorical":
-            return params.munchausen_problems()
+            return super().problems(params)
         found = []
         if not params.v_min < params.v_max:
             found.append(f"agent.v_min={params.v_min} must be below agent.v_max={params.v_max}")

@@ -175,15 +175,6 @@ class MunchausenParams(QLearningParams):
     munchausen_clip: float = Field(default=-1.0, ge=-1e9, le=0)
     """Smallest scaled log-policy; smaller ones are clipped (Munchausen: -1)."""
 
-    def munchausen_problems(self) -> list[str]:
-        """Return why Munchausen's target does not fit the other options."""
-        if not self.munchausen_alpha or not self.double_q:
-            return []
-        return [
-            f"agent.munchausen_alpha={self.munchausen_alpha} needs agent.double_q=False: its target "
-            "averages over a soft policy and chooses no action"
-        ]
-
 
 class Precomputed(NamedTuple):
     """Inputs of an update, and outputs of the target network, which do not depend on the online network."""
@@ -197,6 +188,16 @@ class QLearning(ActionValueAgent):
     """Base of agents with a target network, whose windows are n-step transitions unless a subclass says otherwise."""
 
     window_kinds: ClassVar[tuple[WindowKind, ...]] = ("transitions",)
+
+    @classmethod
+    def problems(cls, params: Any) -> list[str]:
+        alpha = getattr(params, "munchausen_alpha", 0.0)
+        if not alpha or not params.double_q:
+            return []
+        return [
+            f"agent.munchausen_alpha={alpha} needs agent.double_q=False: its target averages over a soft policy and "
+            "chooses no action"
+        ]
 
     # stored fields and sampled windows --------------------------------------------------------------------------------
     @property
