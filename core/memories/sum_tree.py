@@ -80,13 +80,6 @@ class SumTree:
             indices = 2 * indices + right
         return indices
 
-    def check(self) -> None:
-        """Raise AssertionError unless leaves are finite and not negative, and parents are sums of their children."""
-        assert np.isfinite(self._levels[-1]).all() and (self._levels[-1] >= 0).all()
-        assert not self._levels[-1][self.capacity :].any()
-        for parents, children in zip(self._levels[:-1], self._levels[1:], strict=True):
-            assert (parents == children.reshape(-1, 2).sum(1)).all()
-
 
 class CumulativeLeaves:
     """Leaves on a device, all zero at first.

@@ -6,6 +6,7 @@ import pytest
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.specs import WindowSpec
 from core.types import SampleIds, slice_batch
+from tests.core.memories.trees import check_tree
 from tests.core.tapes import RandomPlay, observed, small_layout
 
 SPEC = WindowSpec(3, (0, 3))
@@ -56,7 +57,7 @@ def test_starts_are_drawn_in_proportion_to_their_priorities(alpha):
     keys = legal_starts(memory, plays)
     priorities = np.random.default_rng(0).random(len(keys.step_ids)) * 3
     memory.update_priorities(keys, priorities)
-    memory.tree.check()
+    check_tree(memory.tree)
     shares = (priorities + 0.01) ** alpha
     shares /= shares.sum()
     draws = 50_000
@@ -184,7 +185,7 @@ def test_priorities_of_overwritten_steps_are_dropped():
     leaves = memory.tree.leaves.copy()
     memory.update_priorities(old, np.full(16, 1e6))
     assert (memory.tree.leaves == leaves).all() and memory.statistics()["max_priority"] == 1.0
-    memory.tree.check()
+    check_tree(memory.tree)
 
 
 def test_priorities_of_steps_that_are_no_starts_are_dropped():
@@ -206,7 +207,7 @@ def test_leaves_of_overwritten_steps_are_cleared_after_pauses():
         live = np.zeros(memory.layout.num_slots, bool)
         live[memory.trajectories.slots(*keys)] = True
         assert ((memory.tree.leaves > 0) == live).all()
-        memory.tree.check()
+        check_tree(memory.tree)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -0.5])
@@ -270,7 +271,7 @@ def test_sampling_continues_exactly_from_a_state(steps):
     state = memory.state_dict()
     resumed, _, _ = make(rows=40, seed=8)
     resumed.load_state_dict(state)
-    resumed.tree.check()
+    check_tree(resumed.tree)
     for _ in range(4):
         expected, found = memory.sample(16), resumed.sample(16)
         assert (expected.keys.step_ids == found.keys.step_ids).all() and (

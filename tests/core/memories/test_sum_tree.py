@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from core.memories.sum_tree import SumTree
+from tests.core.memories.trees import check_tree
 
 
 @pytest.mark.parametrize("capacity", [1, 7, 2048, 2049, 30_000])
@@ -20,7 +21,7 @@ def test_the_tree_equals_a_plain_list_after_random_operations(capacity):
         operations += count
         assert tree.leaves.tolist() == plain
         assert tree.total == pytest.approx(sum(plain), rel=1e-12)
-    tree.check()
+    check_tree(tree)
     ends = np.cumsum(np.array(plain))
     prefix_sums = generator.random(2000) * tree.total
     found = tree.find(prefix_sums)
@@ -35,7 +36,7 @@ def test_the_last_of_equal_indices_counts():
     tree = SumTree(5)
     tree.set(np.array([3, 3, 1, 3]), np.array([1.0, 2.0, 5.0, 4.0]))
     assert tree.leaves.tolist() == [0, 5, 0, 4, 0] and tree.total == 9
-    tree.check()
+    check_tree(tree)
 
 
 @pytest.mark.parametrize("capacity", [1, 2048, 2049, 30_000])
@@ -45,7 +46,7 @@ def test_a_filled_tree_equals_one_whose_leaves_were_set(capacity):
     trees[1].set(np.arange(capacity), values)
     for filled, expected in zip(*(tree._levels for tree in trees)):
         assert (filled == expected).all()
-    trees[0].check()
+    check_tree(trees[0])
 
 
 @pytest.mark.parametrize("capacity", [6, 5000])
@@ -97,4 +98,4 @@ def test_check_detects_a_parent_that_is_not_its_childrens_sum():
     tree.set(np.array([3]), np.array([1.0]))
     tree._levels[-1][3] = 2.0
     with pytest.raises(AssertionError):
-        tree.check()
+        check_tree(tree)

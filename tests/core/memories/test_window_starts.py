@@ -11,6 +11,7 @@ from core.memories.uniform import UniformMemory, UniformParams
 from core.specs import ArraySpec, WindowSpec
 from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds
+from tests.core.memories.trees import check_tree
 from tests.core.tapes import CODE, RandomPlay, check_coded_frames, coded_spec, small_layout, started, write_coded_row
 
 STRIDE, ENVS, ACTORS = 4, 2, 2
@@ -127,7 +128,7 @@ def test_starts_are_drawn_in_proportion_to_their_priorities():
     keys = as_keys(legal(memory))
     priorities = np.random.default_rng(0).random(len(keys.step_ids)) * 3
     memory.update_priorities(keys, priorities)
-    memory.tree.check()
+    check_tree(memory.tree)
     shares = (priorities + 0.01) ** 0.5
     shares /= shares.sum()
     draws, counts, place = 40_000, np.zeros(len(shares)), {key: number for number, key in enumerate(zip(*keys))}
@@ -143,7 +144,7 @@ def test_each_start_has_one_leaf_and_lost_ones_are_cleared():
         play_all(plays, writers, steps)
         memory.sample(4)
         assert np.count_nonzero(memory.tree.leaves) == len(legal(memory))
-        memory.tree.check()
+        check_tree(memory.tree)
     assert memory.tree.capacity == memory.layout.num_slots // STRIDE
 
 
@@ -294,5 +295,5 @@ def test_sequences_are_not_torn_or_stale_while_writers_overwrite(name, monkeypat
             if len(late) > 3:  # some of these steps are gone by now
                 memory.update_priorities(late.pop(0), generator.random(16))
         if isinstance(memory, PrioritizedMemory):
-            memory.tree.check()
+            check_tree(memory.tree)
     assert batches >= 20 and sum(lapped) > 0  # the race did happen and was detected

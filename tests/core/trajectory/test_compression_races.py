@@ -20,6 +20,7 @@ from core.specs import WindowSpec
 from core.trajectory.frame_compression import CompressedFrameReader, StorageParams
 from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
+from tests.core.memories.trees import check_tree
 from tests.core.tapes import (
     CODED_FEATURES,
     CodedActor,
@@ -142,7 +143,7 @@ def test_no_memory_reads_a_wrong_frame_while_arenas_evict(monkeypatch):
     assert all(unpacked[id(memory.trajectories.frames)] for memory in memories)
     assert all((memory.trajectories.arrays["oldest"][:, 0] > 0).all() for memory in memories)
     for memory in memories[1:4]:
-        assert not isinstance(memory, PrioritizedMemory) or memory.tree.check() is None
+        assert not isinstance(memory, PrioritizedMemory) or check_tree(memory.tree) is None
 
 
 def check_every_row(trajectories: Trajectories, streams: range, low: int = 0, high: int = 10**9) -> int:
