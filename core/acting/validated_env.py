@@ -42,7 +42,7 @@ class ValidatedEnv(Env):
         self._expected = [
             (name, shapes.get(name, (num_envs,)), dtypes.get(name, FLOATS)) for name in TimeStep._fields[:-1]
         ]
-        self._is_masked = env.spec.action_mask is not None
+        self._is_masked, self._has_vectors = env.spec.action_mask is not None, bool(env.spec.vector_size)
         if env.spec.action_mask:
             self._expected.append(("action_mask", (num_envs, *env.spec.action_mask.shape), BOOLS))
 
@@ -102,7 +102,7 @@ class ValidatedEnv(Env):
                     f"{name} of environment {env_ind} of {self.spec.name} at step {self._steps} "
                     f"is {number}{where}, expected finite values"
                 )
-        if self.spec.vector_size:
+        if self._has_vectors:
             self._validate_vectors(timestep.observation)
         if self._is_masked:
             return self._with_legal_actions(timestep)
