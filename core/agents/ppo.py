@@ -13,7 +13,7 @@
   updated after a rollout was learnt from, so that ratios begin at 1.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -83,23 +83,17 @@ class Samples(NamedTuple):
     targets: Tensor
     weights: Tensor  # 1 where an action was taken, else 0
     legal: Tensor | None  # the actions' masks; None if the environment has none
-    states: State  # before step 0, each [N, ...]
+    states: State  # before step 0, each [1, N, ...]
     extras: dict[str, Tensor]  # fields of a subclass
 
     def select(self, index: Tensor | slice) -> "Samples":
         """Return some of the N samples."""
 
-        def of(tensor: Tensor, axis: int) -> Tensor:
-            if isinstance(index, slice):
-                return tensor[:, index] if axis else tensor[index]
-            return tensor.index_select(axis, index)
+        def part(field: Tensor) -> Tensor:
+            return field[:, index] if isinstance(index, slice) else field.index_select(1, index)
 
-        return self.map(lambda tensor: of(tensor, 1), lambda state: of(state, 0))
-
-    def map(self, of_field: Callable[[Tensor], Tensor], of_state: Callable[[Tensor], Tensor]) -> "Samples":
-        """Apply a function to every field and another to every state."""
-        samples: Samples = tree_map(of_field, self._replace(states=()))
-        return samples._replace(states=tuple(map(of_state, self.states)))
+        samples: Samples = tree_map(part, self)
+        return samples
 
 
 class PPO(RolloutAgent, ActorCriticAgent):
@@ -147,7 +141,7 @@ class PPO(RolloutAgent, ActorCriticAgent):
         with torch.no_grad():
             samples, statistics = self.samples(window, batch.on_policy)
         if not self._is_recurrent:
-            samples = samples.map(lambda field: field.flatten(0, 1)[None], lambda state: state)
+            samples = tree_map(lambda field: field.flatten(0, 1)[None], samples)
         learnt, applied = self._epochs.learn(
             samples,
             samples.weights.shape[1],
@@ -192,7 +186,7 @@ class PPO(RolloutAgent, ActorCriticAgent):
             targets,
             valid.to(values.dtype),
             window.extras[ACTION_MASK][:-1] if self.spec.has_action_mask else None,
-            window.states[: len(window.states) - params.normalize_rewards],
+            tuple(state[None] for state in window.states[: len(window.states) - params.normalize_rewards]),
             {},
         )
         residuals = (samples.targets - samples.values) * samples.weights
@@ -232,7 +226,8 @@ class PPO(RolloutAgent, ActorCriticAgent):
     def _loss(self, minibatch: Samples, part: slice | None) -> Loss:
         """Compute the loss of a minibatch, or its share of the loss if it is a part."""
         samples = minibatch if part is None else minibatch.select(part)
-        output, _ = self.model.unroll(samples.observations, samples.firsts, samples.states)
+        states = tuple(state[0] for state in samples.states)
+        output, _ = self.model.unroll(samples.observations, samples.firsts, states)
         return self.loss(samples, output)
 
     def loss(self, samples: Samples, output: ActorCriticOutput) -> Loss:

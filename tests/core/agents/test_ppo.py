@@ -234,7 +234,7 @@ def test_minibatches_of_a_recurrent_network_are_whole_unrolls(monkeypatch):
     agent.learn(batch)
     assert len(seen) == 12
     unrolls = torch.cat([samples.observations for samples in seen[:3]], 1)  # [T, N, ...]
-    states = torch.cat([samples.states[0] for samples in seen[:3]])
+    states = torch.cat([samples.states[0][0] for samples in seen[:3]])
     order = [(batch.window.states[0] == state).all(1).nonzero().item() for state in states]
     assert sorted(order) == list(range(test_staged_update.STREAMS))
     assert torch.equal(unrolls, batch.window.observations[:-1, order])
