@@ -45,13 +45,8 @@ class ParameterStore:
         """Publish the model's parameters and buffers, and return their version.
 
         The version is the next one, unless a resumed run gives that of its checkpoint.
-
-        Raises:
-            ValueError: the version does not increase, so readers could not tell it from the last one.
         """
         version = self.version + 1 if version is None else version
-        if version <= self.version:
-            raise ValueError(f"version {version} must be greater than the published {self.version}")
         self._arrays["announced"][0] = version
         buffer = torch.from_numpy(self._arrays["buffers"][version % 2])
         # `reshape` orders elements by index, whatever the memory format. Another device sends them in one transfer.

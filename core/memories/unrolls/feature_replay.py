@@ -28,7 +28,7 @@ from core.memories.unrolls.unroll_memory import DrawnUnrolls, ReplayStrategy, id
 from core.memories.unrolls.unroll_slots import UnrollStore
 from core.ops.distances import DISTANCES
 from core.trajectory.ring_buffer import Trajectories
-from core.types import SampleIds, Window
+from core.types import SampleIds
 
 Insertion = Literal["newest", "elite_insertion"]
 Sampling = Literal["uniform", "elite_sampling", "attentive_sampling"]
@@ -176,7 +176,7 @@ class FeatureDistanceStrategy(ReplayStrategy):
         keys = self.keys(candidates)
         if self.params.sample_strategy == "attentive_sampling":
             assert self._newest is not None
-            newest = self._features(self.memory.trajectories.gather(*self._newest, self.memory.window))[-1:]
+            newest = self.memory.features_of(self.memory.trajectories.gather(*self._newest, self.memory.window))[-1:]
             return np.argsort(self._distances(self.store, keys, newest), kind="stable")[:count]
         strategy = STRATEGIES[self.params.elite_sampling_strategy]
         return strategy(self._distances(self.store, keys), self._draw_counts[candidates], count)
@@ -191,16 +191,10 @@ class FeatureDistanceStrategy(ReplayStrategy):
         distances, distance = [], DISTANCES[self.params.dist_function]
         for start in range(0, len(keys.env_ids), MAX_COMPARED):
             window = store.gather(*keys.select(slice(start, start + MAX_COMPARED)), self.memory.window)
-            new = self._features(window)
+            new = self.memory.features_of(window)
             old = window.extras["features"][:-1].float().to(new.device) if newest is None else newest.expand_as(new)
             distances.append(distance(new, old, self.params.p).cpu().numpy())
         return np.concatenate(distances)
-
-    def _features(self, window: Window) -> Tensor:
-        if self.memory.features_of is None:
-            raise RuntimeError("features_of must be set before unrolls are compared")
-        features: Tensor = self.memory.features_of(window)
-        return features
 
     def statistics(self) -> dict[str, float]:
         return {"feature_replay_size": float(len(self)), "candidate_multiplier": self.multiplier}

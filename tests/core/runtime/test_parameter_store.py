@@ -57,13 +57,10 @@ def test_a_known_version_is_not_copied_again():
     assert store.pull(model, 1) == 2 and (model[3].bias == 4.0).all()
 
 
-def test_versions_continue_after_a_resume_and_only_rise():
+def test_versions_continue_after_a_resume():
     model = make_model()
     store = ParameterStore(ParameterStore.size_of(model))
     assert store.publish(model, version=500) == 500 and store.publish(model) == 501
-    for version in (501, 7, 0):
-        with pytest.raises(ValueError, match="greater than the published 501"):
-            store.publish(model, version=version)
 
 
 def test_a_reader_that_was_overtaken_copies_again():

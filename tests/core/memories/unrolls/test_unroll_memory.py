@@ -12,7 +12,7 @@ import torch
 from core.memories.unrolls.circular import CircularMemory, CircularParams
 from core.memories.unrolls.mixed import MixedMemory, MixedParams
 from core.memories.unrolls.queue import QueueMemory, QueueParams
-from core.memories.unrolls.unroll_memory import UnrollMemory, shares
+from core.memories.unrolls.unroll_memory import shares
 from core.memories.unrolls.unroll_slots import UnrollStore
 from core.specs import WindowSpec
 from core.types import SampleIds
@@ -312,14 +312,6 @@ def test_every_memory_reports_its_statistics_by_name(memory_type, params, names)
 )
 def test_a_memory_declares_its_samples_per_step_and_feature_dtype(memory_type, params, expected):
     assert (memory_type.samples_per_step(params), memory_type.feature_dtype(params)) == expected
-
-
-def test_comparing_unrolls_without_features_of_is_an_error():
-    memory: UnrollMemory = make(*only("attentive", 20), batch_size=1)
-    memory.features_of = None
-    CodedActor(memory, 0).write(9)
-    with pytest.raises(RuntimeError, match="features_of must be set"):
-        memory.sample(1)
 
 
 @pytest.mark.parametrize(("memory_type", "params"), EVERY_RULE)
