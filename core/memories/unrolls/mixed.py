@@ -83,9 +83,8 @@ class MixedMemory(UnrollMemory):
 
     @classmethod
     def problems(cls, params: MixedParams, batch_size: int) -> list[str]:
-        errors = _read(params.replay_parameters)[1]
+        components, errors = _read(params.replay_parameters)
         if not errors:
-            components = cls.components(params)
             counts = shares([component.ratio for component in components], batch_size)
             errors = [
                 f"a sample_ratio of {component.ratio:g} is no unroll of a batch of {batch_size}"
@@ -105,42 +104,40 @@ def _read(text: str) -> tuple[list[MixtureComponent], list[str]]:
     if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
         example = '{"type": "queue", "capacity": 1, "sample_ratio": 1.0}'
         return [], [f"must be a JSON list of one or more objects such as {example}"]
-    errors = [f"item {number}: {error}" for number, item in enumerate(items, 1) for error in _errors(item)]
+    read = [_component(item) for item in items]
+    errors = [f"item {number}: {error}" for number, (_, found) in enumerate(read, 1) for error in found]
     ratios = [item.get("sample_ratio") for item in items]
     if all(map(_is_number, ratios)) and abs(sum(ratios) - 1) > TOLERANCE:
         errors.append(f"sample ratios must sum to 1, not {sum(ratios):g}")
     if sum(item.get("type") == "queue" for item in items) > 1:
         errors.append("there can be one queue only: an unroll is learnt from once as a fresh one")
-    return ([], errors) if errors else ([_component(item) for item in items], [])
+    return [] if errors else [component for component, _ in read if component], errors
 
 
-def _component(item: dict[str, Any]) -> MixtureComponent:
-    strategy, params = _strategy(item["type"])
-    return MixtureComponent(strategy, params(**_settings(item)), float(item["sample_ratio"]))
-
-
-def _errors(item: dict[str, Any]) -> list[str]:
-    """Return what is wrong with one object of the list."""
-    kind, settings, errors = item.get("type"), _settings(item), list[str]()
-    ratio: Any = item.get("sample_ratio")
+def _component(item: dict[str, Any]) -> tuple[MixtureComponent | None, list[str]]:
+    """Return the component of one object of the list, and everything that is wrong with the object."""
+    settings, errors = dict(item), list[str]()
+    kind, ratio = settings.pop("type", None), settings.pop("sample_ratio", None)
     if not _is_number(ratio) or not 0 < ratio <= 1:
         errors.append(f"sample_ratio={ratio!r} must be greater than 0 and at most 1")
     try:
-        params = _strategy(kind)[1]
+        strategy, params = _strategy(kind)
     except Exception as error:  # the code of a strategy of your own can fail in any way
         reason = "" if isinstance(error, KeyError) else f": {type(error).__name__}: {text_of(error)}"
         known_types = ", ".join(STRATEGIES)
-        return [f"type={kind!r} must be one of {known_types} or package.module:Class of your own{reason}", *errors]
+        wrong = f"type={kind!r} must be one of {known_types} or package.module:Class of your own{reason}"
+        return None, [wrong, *errors]
     known = [field.name for field in dataclasses.fields(params)]
     names = ", ".join(["sample_ratio", *known])
     errors += [f"{kind} has no setting {name!r}; it has {names}" for name in settings if name not in known]
     try:
-        params(**{name: value for name, value in settings.items() if name in known})
+        chosen = params(**{name: value for name, value in settings.items() if name in known})
+        return MixtureComponent(strategy, chosen, ratio), errors
     except ValidationError as error:
         errors += sentences(error).values()
     except Exception as error:
         errors.append(f"the settings of {kind} are refused: {type(error).__name__}: {text_of(error)}")
-    return errors
+    return None, errors
 
 
 def _strategy(kind: Any) -> tuple[type[ReplayStrategy], type]:
@@ -157,10 +154,6 @@ def _strategy(kind: Any) -> tuple[type[ReplayStrategy], type]:
     if abstract := sorted(strategy.__abstractmethods__):
         raise TypeError(f"{name} must define {', '.join(abstract)}")
     return strategy, strategy.Params
-
-
-def _settings(item: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in item.items() if name not in ("type", "sample_ratio")}
 
 
 def _is_number(value: Any) -> bool:
