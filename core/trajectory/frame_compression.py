@@ -194,20 +194,17 @@ class CompressedFrameWriter:
 
 
 class GatherThreadPool:
-    """A pool of threads that share the work of one call. It starts them on first use and never pickles them."""
+    """A pool of threads that share the work of one call. They start on first use."""
 
     def __init__(self, count: int):
-        self.count = count
-        self._pool: ThreadPoolExecutor | None = None
+        self._count, self._pool = count, ThreadPoolExecutor(count, "gather") if count > 1 else None
 
     def run(self, function: Callable[[slice], Any], length: int) -> None:
         """Call function(part) for `count` parts that cover 0 .. length."""
-        if self.count == 1 or length < 2 * self.count:
+        if self._pool is None or length < 2 * self._count:
             function(slice(0, length))
             return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="gather")
-        bounds = np.linspace(0, length, self.count + 1).astype(int).tolist()
+        bounds = np.linspace(0, length, self._count + 1).astype(int).tolist()
         for _ in self._pool.map(function, map(slice, bounds[:-1], bounds[1:])):
             pass
 
@@ -220,9 +217,6 @@ class GatherThreadPool:
         taken, flat = np.empty((slots.size, *frames.shape[1:]), frames.dtype), slots.ravel()
         self.run(lambda part: frames.take(flat[part], axis=0, out=taken[part], mode="clip"), slots.size)
         return taken.reshape(*slots.shape, *frames.shape[1:])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"count": self.count, "_pool": None}
 
 
 def first_valid_step(arrays: SharedArrays, ring_length: int, chunk_length: int) -> np.ndarray:

@@ -250,12 +250,15 @@ class Trajectories(WindowGatherer[np.ndarray]):
     def __init__(self, layout: Layout):
         self.layout = layout
         self.arrays = SharedArrays(layout.arrays())
-        self._threads = GatherThreadPool(layout.storage.gather_threads)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is made on first use."""
-        made = ("frames", "_first_slots", "_ages", "_offsets")
+        made = ("frames", "_threads", "_first_slots", "_ages", "_offsets")
         return {name: value for name, value in self.__dict__.items() if name not in made}
+
+    @cached_property
+    def _threads(self) -> GatherThreadPool:
+        return GatherThreadPool(self.layout.storage.gather_threads)
 
     @cached_property
     def frames(self) -> CompressedFrameReader | None:
