@@ -116,7 +116,7 @@ PARTS = {
         ("dqn", "rainbow", "apex", "r2d2", "iqn", "impala", "impact", "ppo", "pqn"),
         "-pong",
         seeds=1,
-        words=(STEPS, "25000000", "--target_score", "18", "--evaluator.episodes", "30"),
+        words=(STEPS, "25000000", "--target_score", "18", "--evaluator.steps", "100000", "--evaluator.episodes", "30"),
     ),
     "breakout": Part(
         "Breakout, 84x84", ("dqn", "rainbow", "impala", "ppo"), "-breakout", seeds=1, words=(STEPS, "10000000")
