@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
+from core.device.recorded_work import is_recording
 from core.model import Model, ModelParams, keep_float32
 from core.models.layers.spectral_norm import SpectralConv2d
 from core.specs import EnvSpec
@@ -39,11 +40,20 @@ def scaled_image(observation: Tensor, spec: EnvSpec, dtype: torch.dtype = torch.
     if len(spec.picture_shape) == 3:  # colour or planes: channels stand last
         observation = observation.movedim(-1, -3)
     image = observation.reshape(observation.shape[0], *image_shape(spec))  # len() would be a constant in an export
-    if dtype == torch.bfloat16:
-        # Moving elements of two bytes is cheaper than moving bytes.
-        return image.to(dtype).contiguous(memory_format=torch.channels_last).mul_(1.0 / spec.max_value)
-    # Moving bytes is cheaper than moving elements of four.
-    return image.contiguous(memory_format=torch.channels_last).to(dtype).mul_(1.0 / spec.max_value)
+    return _channels_last(image).to(dtype).mul_(1.0 / spec.max_value)
+
+
+def _channels_last(image: Tensor) -> Tensor:
+    """Return images [B, C, H, W] in channels_last, bytes on a CPU by OpenCV, which is five times as fast as torch."""
+    is_traced = is_recording() or torch.compiler.is_compiling()  # traces do not see what is not of torch
+    if image.dtype != torch.uint8 or image.device.type != "cpu" or not image.is_contiguous() or is_traced:
+        return image.contiguous(memory_format=torch.channels_last)
+    import cv2  # takes long to import, and most networks need none of it
+
+    batch, channels, height, width = image.shape
+    planes = image.numpy().reshape(batch, channels, height * width)
+    merged = cv2.merge([planes[:, channel] for channel in range(channels)])
+    return torch.from_numpy(merged).view(batch, height, width, channels).movedim(-1, 1)
 
 
 def torso_input(model: Model, observation: Tensor) -> Tensor:

@@ -80,6 +80,20 @@ def test_pixels_are_scaled_to_one_and_planes_keep_their_order():
             )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape, stack", [((84, 84), 4), ((42, 42), 1), ((6, 5), 0), ((12, 8, 3), 2), ((7, 7, 5), 0)])
+def test_images_are_the_same_from_any_layout_of_the_bytes(shape, stack, dtype):
+    """OpenCV moves the bytes of contiguous stacks, torch those of others."""
+    spec = pixels(shape, stack)
+    observation = torch.randint(0, 256, (3, *spec.observation_shape), dtype=torch.uint8)
+    image = scaled_image(observation, spec, dtype)
+    other_layout = scaled_image(observation.transpose(0, 1).contiguous().transpose(0, 1), spec, dtype)
+    planes = observation.movedim(-1, -3) if len(shape) == 3 else observation
+    expected = planes.reshape(3, -1, *shape[:2]).to(dtype) * (1 / 255)
+    assert torch.equal(image, expected) and torch.equal(other_layout, expected)
+    assert image.dtype == dtype and image.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_a_dueling_network_centres_its_advantages():
     model = DQNCNN(DQNCNN.Params(dueling=True), pixels((84, 84), 4))
     observation = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)
