@@ -100,7 +100,7 @@ def ranges(options: Options, wanted: Iterable[str], given: Container[str] = ()) 
         ConfigurationError: an option does not exist or cannot be tuned, a range is wrong, or none is declared.
     """
     known, of_agent = declared(options), RANGES.get(options.agent_type, {})
-    ranges_of_row = RANGES.get(options.config) or {name: text for name, text in of_agent.items() if name in known}
+    ranges_of_row = {name: text for name, text in RANGES.get(options.config, of_agent).items() if name in known}
     texts = [text.partition("=")[::2] for text in wanted]
     texts = texts or [(name, text) for name, text in ranges_of_row.items() if name not in given]
     names, parsed = Counter(name for name, _ in texts), []

@@ -14,7 +14,7 @@ import pytest
 
 from core.common.files import folder_lock
 from utils import run_registry
-from utils.config.rows import flatten, from_row
+from utils.config.rows import find_row, flatten, from_row
 from utils.errors import ConfigurationError
 from utils.options import CONFIGS
 from utils.plot.curves import PERIOD, SCORE, late_score, read_curve
@@ -85,6 +85,11 @@ def test_an_option_has_one_range_or_one_value(root):
         "agent.gamma has a range and a value after --: give one of them",
     )
     assert "agent.gamma" not in [part.name for part in ranges(options(root), [], {"agent.gamma": ["0.9"]})]
+
+
+def test_declared_ranges_of_options_that_the_agent_lacks_are_left_out():
+    given = from_row(find_row("dqn-cartpole"), {"agent_type": "pqn"})[0]
+    assert [part.name for part in ranges(given, [])] == ["agent.learning_rate", "agent.gamma"]
 
 
 def test_every_config_has_valid_default_ranges():
