@@ -108,8 +108,7 @@ class Agent(ABC):
     window_kinds: ClassVar[tuple[WindowKind, ...]]  # kinds of windows that it can learn from
     # Option whose value a run trains and keeps -> option that is set where it trains it.
     trained_options: ClassVar[Mapping[str, str]] = {}
-    samples_per_window: int = 1  # steps of one window that are learnt from
-    burn_in_steps: int = 0  # steps of one window before these
+    burn_in_steps: int = 0  # steps of one window before those that are learnt from
     run_progress: float = 0.0  # share of the run that is over, 0 to 1; the learner sets it before each update
 
     def __init_subclass__(cls) -> None:
@@ -162,6 +161,14 @@ class Agent(ABC):
     @abstractmethod
     def window(self) -> WindowSpec:
         """Return the shape of the windows that it learns from."""
+
+    @cached_property
+    def samples_per_window(self) -> int:
+        """The steps of one window that are learnt from, by which the pace and the progress of a run are counted.
+
+        These are all steps of windows with a stride, and one of other windows. An agent that learns from fewer sets it.
+        """
+        return self.window.length if self.window.stride else 1
 
     @property
     def extras(self) -> dict[str, ArraySpec]:

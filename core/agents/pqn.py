@@ -14,7 +14,7 @@
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from pydantic import Field
@@ -76,10 +76,6 @@ class PQN(RolloutAgent, ActionValueAgent):
     supports_cuda_graphs = True
     required_output = "q"
     window_kinds = ("rollouts",)
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.samples_per_window = self.params.unroll_length
 
     # stored fields and sampled windows --------------------------------------------------------------------------------
     @property

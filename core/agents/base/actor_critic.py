@@ -92,7 +92,6 @@ class ActorCriticAgent(Agent):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.samples_per_window = self.params.unroll_length
         self._has_numbers = isinstance(self.spec.action, Continuous | Mixed)
         self.policy = self._make_policy()
 
