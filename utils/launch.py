@@ -4,7 +4,7 @@ import dataclasses
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from core.common.console import log_to_stderr
 from core.common.exit_codes import BAD_CHECKPOINT, BAD_OPTIONS, DONE, TRAINING_FAILED
 from core.common.files import TEMPORARY
 from core.common.processes import open_file_shortage
+from core.common.settings import dotted
 from core.engines.run_end import resume_command_hint
 from core.memory import Memory
 from core.model import Model
@@ -30,6 +31,7 @@ from core.runtime.run_state import RateLimiter, RunCounters, RunState
 from core.specs import EnvSpec
 from utils import run_registry
 from utils.config import memory_budget, throughput, validation
+from utils.config.command_line import FIXED
 from utils.config.rows import find_row, settings_on_file
 from utils.errors import ConfigurationError, describe_exception
 from utils.options import Options
@@ -136,9 +138,23 @@ def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path:
     if options.model_file is not None:
         told = [f"{name}={metadata.get(name, 'unknown')}" for name in ("config", "game", "agent_steps", "score")]
         print(f"{'starting from' if options.mode == 1 else 'testing'} model file {path}: {', '.join(told)}")
+        for line in _differences(options, path, metadata):
+            print(line)
     if path.is_dir() and path.name != metadata["checkpoint"]:  # the folder of all checkpoints: one of them was verified
         path /= metadata["checkpoint"]
     return path
+
+
+def _differences(options: Options, path: Path, metadata: Mapping[str, Any]) -> list[str]:
+    """Return a line for each option that decides what weights mean and that was another one in their training."""
+    saved, used = metadata.get("options"), dotted(options.to_dict())
+    trained = dotted(saved) if isinstance(saved, dict) else {}
+    different = [name for name, value in used.items() if "." in name and trained.get(name, value) != value]
+    return [
+        f"{path.name} is used with {name}={used[name]!r} (was {trained[name]!r})"
+        for name in different
+        if name in FIXED or name.partition(".")[0] in FIXED
+    ]
 
 
 def _try_test_files(options: Options, model: Path) -> None:

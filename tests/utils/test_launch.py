@@ -39,6 +39,17 @@ def test_mode_2_claims_no_folder_and_needs_no_memory(options, root, tmp_path):
     assert list(root.iterdir()) == []
 
 
+def test_options_that_decide_what_weights_mean_are_told_where_the_training_had_others(options, tmp_path, capsys):
+    file = tmp_path / "model.pth"
+    chosen = options("--mode", "2", "--model_file", str(file))
+    trained = options("--mode", "2", "--model_file", str(file), "--env.max_steps", "7", "--agent.learning_rate", "1")
+    weights = chosen.make_agent(validation.environment_spec(chosen)).model.state_dict()
+    model_file.save_weights(file, weights, {"options": trained.to_dict()})
+    capsys.readouterr()
+    create_context(chosen)
+    assert capsys.readouterr().out.splitlines()[1:] == ["model.pth is used with env.max_steps=None (was 7)"]
+
+
 @pytest.mark.parametrize("name", ["model_test.json", "model_test.mp4", "too long", "full"])
 def test_f45_mode_2_tries_its_files_before_it_plays(options, tmp_path, name):
     file = tmp_path / (f"{'m' * 234}.pth" if name == "too long" else "model.pth")
