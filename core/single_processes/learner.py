@@ -171,7 +171,7 @@ class _Learner:
         if updates.metrics.consecutive_skipped >= params.max_nonfinite_updates:
             raise TrainingDiverged(
                 f"the loss was not finite in {updates.metrics.consecutive_skipped} updates in a row, which changed "
-                "nothing. A smaller agent.learning_rate or agent.clip_norm may help"
+                "nothing. Smaller rewards, agent.learning_rate or agent.clip_norm may help"
             )
         if group.index == 0 and self.reports.due(context.counters.agent_steps):
             self.report()
