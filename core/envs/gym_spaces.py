@@ -92,7 +92,9 @@ class ObservationConverter:
             self._convert = self._lone_box if lone_box else self._vector
 
     def __call__(self, observation: Any) -> Any:
-        """Return the picture, a new vector [N], or both if there are both.
+        """Return a new picture, a new vector [N], or both if there are both.
+
+        They are copies, because environments may reuse one array, even one that all environments of a class share.
 
         Raises:
             InvalidPartError: A part is not of its space.
@@ -104,7 +106,7 @@ class ObservationConverter:
 
     def _picture(self, observation: Any) -> np.ndarray:
         pictures = [self._array(leaf, observation) for leaf in self._pictures]
-        return pictures[0] if len(pictures) == 1 else np.concatenate([*map(np.atleast_3d, pictures)], 2)
+        return pictures[0].copy() if len(pictures) == 1 else np.concatenate([*map(np.atleast_3d, pictures)], 2)
 
     def _vector(self, observation: Any) -> np.ndarray:
         vector = np.zeros(self.vector_size, np.float32)

@@ -104,6 +104,21 @@ def test_frames_are_gray_resized_stacked_and_zero_padded():
             assert step.first[env_ind] == (t == 0)
 
 
+def test_environments_may_draw_on_one_screen(monkeypatch):
+    def observations():
+        env = made()
+        return [env.reset(0).observation, *(env.step(np.zeros(2, np.int64)).observation for _ in range(8))]
+
+    expected, picture, screen = observations(), Painted.picture, np.zeros((20, 30, 3), np.uint8)
+
+    def draw(env):
+        screen[:] = picture(env)
+        return screen
+
+    monkeypatch.setattr(Painted, "picture", draw)
+    np.testing.assert_array_equal(observations(), expected)
+
+
 def test_a_skipped_frame_is_not_shown_but_its_reward_counts():
     env = made(num_envs=1, resolution=(12, 16), grayscale=True, action_repeat=2)
     env.reset(0)
