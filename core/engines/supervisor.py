@@ -238,15 +238,19 @@ class Supervisor:
     # end --------------------------------------------------------------------------------------------------------------
     def _end(self) -> None:
         """Let every process save and exit, the logger last."""
+        loggers = [slot for slot in self._slots if slot.role == "logger"]
         self._await_exits([slot for slot in self._slots if slot.role != "logger"])
         self._launcher.collect()
-        for slot, process in self._alive([slot for slot in self._slots if slot.role == "logger"]):
-            if (status := process.poll()) is not None and not status.done:  # another one writes what is left
+        for slot, process in self._alive(loggers):
+            if (status := process.poll()) is not None and not status.done:
                 self._note_failure(slot, str(slot), status)
+                slot.process, slot.next_attempt = None, time.monotonic()
+        for slot in loggers:
+            if slot.next_attempt is not None:  # another one writes what is left
                 self._start(slot)
         self._run_state.end_logger()
         tracker_timeout = 0.0 if self._run_state.interrupted else self._options.logger.tracker_timeout
-        self._await_exits([slot for slot in self._slots if slot.role == "logger"], timeout=5.0 + tracker_timeout)
+        self._await_exits(loggers, timeout=5.0 + tracker_timeout)
         if failed_writes := unsaved(self._context):
             self._log(failed_writes)
             self._give_up(TRAINING_FAILED)
@@ -260,8 +264,11 @@ class Supervisor:
         """
         begin, was_interrupted = time.monotonic(), self._run_state.interrupted
         for slot in slots:
-            if slot.next_attempt is not None:
-                self._check_last_evaluation(slot)
+            if slot.next_attempt is not None and slot.ends_run and not was_interrupted:
+                self._log(f"{slot} was not started; the run ends")  # nobody else could save
+                self._give_up(TRAINING_FAILED)
+            elif slot.next_attempt is not None:
+                self._check_last_work(slot)
         for slot, process in self._alive(slots):
             is_needed = slot.role != "actor" and not was_interrupted
             if not (is_needed or process.has_process()):  # it would otherwise start now
@@ -276,7 +283,7 @@ class Supervisor:
                 self._log(f"{names} did not end within {elapsed:.0f} s: killed")
                 self._kill(waiting)
                 for slot, _ in waiting:
-                    self._check_last_evaluation(slot)
+                    self._check_last_work(slot)
                 if self._interrupts.requests < 2 and with_learner:  # it has not saved
                     self._give_up(TRAINING_FAILED)
                 return
@@ -286,17 +293,18 @@ class Supervisor:
                     slot.process = None
                     if not status.done:
                         self._note_failure(slot, str(slot), status)
-                        self._check_last_evaluation(slot)
+                        self._check_last_work(slot)
                         if slot.ends_run or slot.role == "logger":  # reports are lost
                             self._give_up(status.run_exit_code)
 
-    def _check_last_evaluation(self, slot: ProcessSlot) -> None:
-        """Fail the run if this process, which did not end well, is the evaluator of a run that was not interrupted.
+    def _check_last_work(self, slot: ProcessSlot) -> None:
+        """Fail a run that was not interrupted if this process, which did not end well, is its evaluator or logger.
 
         The run is not interrupted for it, because its learner may still be saving.
         """
-        if slot.role == "evaluator" and not self._run_state.interrupted:
-            self._log("the run has no last evaluation and counts as failed")
+        missing = {"evaluator": "last evaluation", "logger": "last reports"}.get(slot.role)
+        if missing and not self._run_state.interrupted:
+            self._log(f"the run has no {missing} and counts as failed")
             self._exit_code = self._exit_code or TRAINING_FAILED
 
     def _time_to_end(self, with_learner: bool) -> float:

@@ -188,6 +188,55 @@ def test_a_finished_run_whose_evaluator_waits_to_be_started_again_fails(monkeypa
     assert run.said("the run has no last evaluation") and run.logged[-1] == "supervisor: the command"
 
 
+@pytest.mark.parametrize(("refusals", "exit_code"), [(1, 0), (2, 4)])
+def test_a_logger_that_waits_to_be_started_again_is_started_at_the_end_or_the_run_fails(
+    monkeypatch, refusals, exit_code
+):
+    run = Run(monkeypatch, ("logger", 0), ("learner", 0))
+
+    def script(seconds):
+        if seconds == 1.0:
+            run.refused, run.newest("logger 0").status = refusals, KILLED
+        if seconds == 1.5:
+            run.run_state.stop()
+            run.newest("learner 0").status = DONE
+        if run.run_state.logger_may_end:
+            run.newest("logger 0").status = DONE
+
+    run.script = script
+    assert run.supervisor.run() == exit_code and run.said("the next attempt is in 1 s")
+    assert len([process for process in run.started if process.name == "logger 0"]) == (2 if exit_code == 0 else 1)
+    assert bool(run.said("the run has no last reports")) == (exit_code == 4)
+
+
+def test_a_finished_run_whose_logger_is_too_late_fails(monkeypatch):
+    run = Run(monkeypatch, ("logger", 0), ("learner", 0))
+
+    def script(seconds):
+        run.run_state.stop()
+        run.newest("learner 0").status = DONE
+
+    run.script = script
+    assert run.supervisor.run() == 4 and run.said("logger 0 did not end within")
+    assert run.said("the run has no last reports") and run.logged[-1] == "supervisor: the command"
+
+
+def test_a_finished_run_whose_learner_never_started_fails_at_once(monkeypatch):
+    """Nobody saves its checkpoint, for which the evaluator would wait until `finish_timeout`."""
+    run = Run(monkeypatch, ("actor", 0), ("learner", 0), ("evaluator", 0))
+    run.refused = 1
+
+    def script(seconds):
+        run.run_state.stop()
+        run.newest("actor 0").status = DONE
+        if run.run_state.interrupted:
+            run.newest("evaluator 0").status = DONE
+
+    run.script = script
+    assert run.supervisor.run() == 4 and run.seconds < 1_010.0
+    assert run.said("learner 0 was not started; the run ends") and run.logged[-1] == "supervisor: the command"
+
+
 @pytest.mark.parametrize(("last", "exit_code"), [(DONE, 0), (KILLED, 4)])
 def test_a_logger_that_dies_in_the_last_evaluation_is_replaced(monkeypatch, last, exit_code):
     run = Run(monkeypatch, ("logger", 0), ("learner", 0), ("evaluator", 0))
