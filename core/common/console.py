@@ -24,5 +24,5 @@ def open_missing_streams() -> None:
 
 def log_to_stderr(message: str) -> None:
     """Print a line to standard error. A closed stream or a full disk is ignored, so that no message stops a run."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # ValueError for a closed stream
         print(message, file=sys.stderr, flush=True)

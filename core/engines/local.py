@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing import connection, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -167,8 +168,9 @@ def main(
         report.send(reported._replace(message=_shortened(reported.message), notes=_shortened(reported.notes)))
         exit_code = exit_code_of(error, context.run_state.has_started(context.process_ind(role, index)))
     report.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # an environment may have closed or replaced it
+            stream.flush()
     # At once: the interpreter would wait for an environment's threads and other learners' GPUs, or crash in gloo's
     # threads.
     os._exit(exit_code)

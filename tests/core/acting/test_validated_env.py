@@ -184,3 +184,6 @@ def test_a_message_that_cannot_be_written_stops_nothing(monkeypatch, capsys):
     assert capsys.readouterr().err == "a word\n"
     monkeypatch.setattr(sys, "stderr", FullDisk())
     log_to_stderr("a word")
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    sys.stderr.close()
+    log_to_stderr("a word")

@@ -3,6 +3,7 @@
 import atexit
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -48,6 +49,12 @@ def unreadable(context, index):
     raise Unreadable
 
 
+def failed_without_streams(context, index):
+    yield from done(context, index)
+    sys.stdout.close(), sys.stderr.close()
+    raise ValueError("a fault")
+
+
 def peer_lost(context, index):
     yield from done(context, index)
     raise PeerLostError("learner 1 was lost")
@@ -91,6 +98,7 @@ def main_of_this_parent(process, sender):
         (failed, TRAINING_FAILED, ("ValueError: a fault", False)),
         (failed_at_length, TRAINING_FAILED, (local._shortened(f"ValueError: {LONG}"), False)),
         (unreadable, TRAINING_FAILED, ("Unreadable: (its __str__ raises RuntimeError)", False)),
+        (failed_without_streams, TRAINING_FAILED, ("ValueError: a fault", False)),
         (peer_lost, TRAINING_FAILED, ("PeerLostError: learner 1 was lost", True)),
         (package_missing, BAD_OPTIONS, ("ImportError: no such package", False)),
         (package_missing_later, TRAINING_FAILED, ("ImportError: no such package", False)),
