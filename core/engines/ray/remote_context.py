@@ -43,13 +43,10 @@ class RemoteRunInfo(NamedTuple):
 
 
 class RunStatus(NamedTuple):
-    """Counters and parameters of the run, which come with every answer."""
+    """Counts, flags and parameters of the run, which come with every answer."""
 
-    agent_steps: int
-    inserted: int
-    sampled: int
-    stopped: bool
-    restarts: int
+    totals: dict[str, int]  # of the counts that an actor reads
+    flags: list[int]
     version: int  # of the parameters; 0 before the first
     parameters: list[Any]  # an ObjectRef, in a list so that Ray fetches the values only when they are wanted
 
@@ -68,6 +65,7 @@ class ServerConnection:
         self._in_flight: deque[tuple[Any, int]] = deque()  # reference of an answer, and the agent steps that were sent
         self._records: Records = []
         self._last_poll = self._last_answer = time.monotonic()
+        self.on_status: Callable[[], None] = lambda: None  # called after each change of the status
 
     @property
     def unacknowledged(self) -> int:
@@ -118,18 +116,30 @@ class ServerConnection:
         while self._in_flight and ray.wait([self._in_flight[0][0]], timeout=timeout)[0]:
             self.status = ray.get(self._in_flight.popleft()[0])
             self._last_answer, timeout = time.monotonic(), 0.0
+            self.on_status()
 
 
 def remote_context(run_info: RemoteRunInfo, connection: ServerConnection) -> Context:
     """Return a context whose shared parts use this connection."""
+    options, roles = run_info.options, run_info.roles
+    counters, run_state = RunCounters(options.num_actors, 1), RemoteRunState(len(roles), connection)
+
+    def follow() -> None:
+        """Take over the newest status, and count the steps of this actor that it does not contain yet."""
+        counters.set_totals(0, connection.status.totals)
+        counters.count_agent_steps(0, connection.unacknowledged)
+        run_state.set_flags(connection.status.flags)
+
+    connection.on_status = follow
+    follow()
     shared: dict[str, Any] = {
-        "memories": dict.fromkeys(range(run_info.options.num_learners), RemoteMemory(run_info, connection)),
+        "memories": dict.fromkeys(range(options.num_learners), RemoteMemory(run_info, connection)),
         "parameters": RemoteParameters(connection),
-        "counters": RemoteCounters(connection),
-        "run_state": RemoteRunState(connection),
+        "counters": counters,
+        "run_state": run_state,
         "logs": connection,
     }
-    return Context(run_info.options, run_info.spec, run_info.roles, **shared)
+    return Context(options, run_info.spec, roles, **shared)
 
 
 class RemoteMemory:
@@ -179,46 +189,13 @@ class RemoteParameters:
         return status.version
 
 
-class RemoteCounters(RunCounters):
-    """The counters of the newest status, plus the steps of this actor that the status does not contain yet."""
-
-    def __init__(self, connection: ServerConnection):
-        self._connection = connection
-
-    @property
-    def agent_steps(self) -> int:
-        return self._connection.status.agent_steps + self._connection.unacknowledged
-
-    @property
-    def inserted(self) -> int:
-        return self._connection.status.inserted + self._connection.unacknowledged
-
-    @property
-    def sampled(self) -> int:
-        return self._connection.status.sampled
-
-    def count_agent_steps(self, actor: int, agent_steps: int, episodes: int = 0) -> None:
-        """Do nothing: the trajectory server counts what it stores."""
-
-
 class RemoteRunState(RunState):
-    """The stop flag and the restarts of the newest status; heartbeats are messages."""
+    """A run state of this process, whose flags follow the newest status and whose heartbeats are messages."""
 
-    def __init__(self, connection: ServerConnection):
+    def __init__(self, num_processes: int, connection: ServerConnection):
+        super().__init__(num_processes)
         self._connection = connection
-
-    @property
-    def stopped(self) -> bool:
-        return self._connection.status.stopped
-
-    @property
-    def restarts(self) -> int:
-        return self._connection.status.restarts
 
     def heartbeat(self, process_ind: int) -> None:
         """Poll the connection, whose calls are the heartbeats."""
         self._connection.poll()
-
-    def activity_marker(self, process_ind: int) -> np.ndarray:
-        """Return a marker that nobody reads."""
-        return np.zeros(1)

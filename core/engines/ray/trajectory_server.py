@@ -205,15 +205,8 @@ class TrajectoryServer:
         if context.parameters.version > self._version and time.monotonic() - self._published >= self._period:
             self._version, parameters = context.parameters.read()
             self._parameters, self._published = [ray.put(parameters)], time.monotonic()  # every node fetches them once
-        return RunStatus(
-            counters.agent_steps,
-            counters.inserted,
-            counters.sampled,
-            context.run_state.stopped,
-            context.run_state.restarts,
-            self._version,
-            self._parameters,
-        )
+        totals = {"agent_steps": counters.agent_steps, "inserted": counters.inserted, "sampled": counters.sampled}
+        return RunStatus(totals, context.run_state.flags(), self._version, self._parameters)
 
     def _heartbeat(self, index: int) -> None:
         self._context.run_state.heartbeat(self._context.process_ind("actor", index))
