@@ -234,7 +234,12 @@ def read(checkpoint: Path, names: Collection[str] | None = None, is_verified: bo
 
 
 def read_torch(path: Path) -> Any:
-    """Read dense real-valued tensors, on the CPU, and plain values. Raises CheckpointError for any other content."""
+    """Read dense real-valued tensors, on the CPU, and plain values.
+
+    Raises:
+        CheckpointError: The file has any other content.
+        MemoryError: The machine lacks the memory.
+    """
     try:
         mapped = path.stat().st_size >= MAPPED_BYTES
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -247,6 +252,8 @@ def read_torch(path: Path) -> Any:
         ) from error
     except Exception as error:  # a crafted archive can fail anywhere in torch's reader
         text = " ".join(str(error).split())
+        if isinstance(error, MemoryError) or "can't allocate memory" in text:  # which says nothing about the file
+            raise MemoryError(f"{path} needs more memory than this machine has free") from error
         raise CheckpointError(f"cannot be read as tensors and plain values: {text}") from error
     if unusable:
         raise CheckpointError(

@@ -121,6 +121,26 @@ def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(tmp_path: Pat
     assert_state(load(tmp_path)[0], 2)
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")]
+)
+def test_a_checkpoint_that_does_not_fit_into_memory_is_not_taken_for_damaged(
+    tmp_path: Path, monkeypatch, error: Exception
+) -> None:
+    for number in (1, 2):
+        newest = save(tmp_path, state_of(number), number, 2)
+    torch_load = torch.load
+
+    def load_small(path: Path, **settings: object) -> object:
+        if path.parent == newest:
+            raise error
+        return torch_load(path, **settings)
+
+    monkeypatch.setattr(torch, "load", load_small)
+    with pytest.raises(MemoryError, match=r"step_0+2/\w+\.pt needs more memory than this machine has free"):
+        load(tmp_path)
+
+
 def test_saving_an_earlier_step_removes_later_checkpoints(tmp_path: Path) -> None:
     for number in (100, 200, 150):
         save(tmp_path, state_of(number), number, keep=5)
