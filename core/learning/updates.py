@@ -80,12 +80,11 @@ class EagerMetricAccumulator:
             self.consecutive_skipped += 1
             return
         self.consecutive_skipped = 0
-        known = [name for name in output.statistics if name in self._sums]
-        if known:
-            torch._foreach_add_([self._sums[name] for name in known], [output.statistics[name] for name in known])
-        for name, value in output.statistics.items() if len(known) < len(output.statistics) else ():
-            if name not in known:
-                self._sums[name] = value.to(torch.float32, copy=True)
+        for name, value in output.statistics.items():
+            if name not in self._sums:
+                self._sums[name] = torch.zeros_like(value, dtype=torch.float32)
+        if output.statistics:
+            torch._foreach_add_([self._sums[name] for name in output.statistics], list(output.statistics.values()))
         self._counts.update(output.statistics.keys())
 
     def take(self) -> dict[str, float]:
