@@ -105,7 +105,7 @@ class Progress:
         return sum(values[f"global/{name}_per_second"] for _, values in self._recent) / len(self._recent)
 
     def _print(self, text: Text | Table, end: str = "\n") -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # ValueError if an environment of this process has closed it
             self._console.print(text, end=end)
 
 

@@ -123,7 +123,7 @@ def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, f
 
 def _print(message: str) -> None:
     """Print to stdout. A closed pipe (`| head -2`) or a full disk behind stdout does not stop the test."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # ValueError if an environment has closed it
         print(message, flush=True)
 
 

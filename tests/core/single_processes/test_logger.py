@@ -694,10 +694,13 @@ def test_a_closed_standard_output_stops_nothing() -> None:
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    progress = Progress(SimpleNamespace(steps=None, updates=None, seconds=None), QuietConsole(file=Closed()))
-    progress.show(VALUES, None)
-    progress.evaluation(5, 1.0)
-    progress.close()
+    closed_by_an_environment = io.StringIO()
+    closed_by_an_environment.close()
+    for file in (Closed(), closed_by_an_environment):
+        progress = Progress(SimpleNamespace(steps=None, updates=None, seconds=None), QuietConsole(file=file))
+        progress.show(VALUES, None)
+        progress.evaluation(5, 1.0)
+        progress.close()
 
 
 def test_a_torn_line_is_found_within_the_searched_tail(tmp_path: Path) -> None:

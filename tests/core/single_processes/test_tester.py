@@ -480,9 +480,9 @@ def test_a_test_that_is_interrupted_in_its_first_episodes_prints_nothing(tmp_pat
     assert list(generator) == [] and capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError, OSError])
+@pytest.mark.parametrize("error", [BrokenPipeError, OSError, ValueError])
 def test_a_test_with_a_closed_output_still_writes_its_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
     def closed(*words: object, flush: bool) -> None:
         raise error
