@@ -253,16 +253,36 @@ class Agent(ABC):
         """Return a frozen copy of the model."""
         return copy.deepcopy(self.model).requires_grad_(False)
 
-    def n_step_transitions(self, window: Window, gamma: float) -> TransitionBatch:
-        """Return preprocessed n-step transitions of B windows of `WindowSpec.transition`, on the agent's device."""
-        returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, gamma)
-        stored = window.observations.to(self.device, non_blocking=True)  # [2, B, ...]
+    def n_step_transitions(self, window: Window, gamma: float, n_step: int | None = None) -> TransitionBatch:
+        """Return preprocessed n-step transitions of B windows, on the agent's device.
+
+        Args:
+            window: Windows of `Agent.window`. They may be longer than n steps, and have further observations.
+            gamma: Discount of a step.
+            n_step: Steps n of the return. If None, those of the window.
+
+        Raises:
+            ValueError: the windows lack the observation of step 0 or of step n.
+        """
+        spec = self.window
+        n_step = spec.length if n_step is None else n_step
+        if missing := {0, n_step} - {*spec.observations}:
+            raise ValueError(
+                f"{type(self).__name__}.window has no observation {max(missing)}, which {n_step}-step returns need"
+            )
+        fields = window.rewards, window.discounts, window.lasts
+        rewards, discounts, lasts = (field[: n_step + 1] for field in fields)
+        returns, discounts = n_step_return(rewards, discounts, lasts, gamma)
+        stored = window.observations
+        if spec.observations != (0, n_step):
+            stored = torch.stack([stored[spec.observations.index(step)] for step in (0, n_step)])
+        stored = stored.to(self.device, non_blocking=True)  # [2, B, ...]
         observations = self.model.preprocess(stored.flatten(0, 1)).unflatten(0, stored.shape[:2])
-        fields = [window.actions[0], returns, discounts]
-        if (masks := window.extras.get(ACTION_MASK)) is not None:  # [n + 1, B, A]
-            position = bootstrap_position(window.lasts)[None, :, None].expand(1, -1, masks.shape[2])
-            fields += [masks[0], masks.gather(0, position)[0]]
-        action, returns, discounts, *legal = (field.to(self.device) for field in fields)
+        moved = [window.actions[0], returns, discounts]
+        if (masks := window.extras.get(ACTION_MASK)) is not None:  # [T + 1, B, A]
+            position = bootstrap_position(lasts)[None, :, None].expand(1, -1, masks.shape[2])
+            moved += [masks[0], masks.gather(0, position)[0]]
+        action, returns, discounts, *legal = (field.to(self.device) for field in moved)
         return TransitionBatch(observations[0], action, returns, discounts, observations[1], *legal)
 
     @abstractmethod

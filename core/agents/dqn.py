@@ -40,8 +40,10 @@ class DQN(QLearning):
 
     def initial_priorities(self, window: Window) -> np.ndarray:
         """Compute |td| from the actor's values, in which the actor's network replaces the target (Ape-X, section 3)."""
-        returns, discounts = n_step_return(window.rewards, window.discounts, window.lasts, self.params.gamma)
-        bootstrap = window.extras["q_max"].gather(0, bootstrap_position(window.lasts)[None])[0]  # [B]
+        steps = self.params.n_step + 1  # of a window that may be longer
+        rewards, discounts, lasts = (field[:steps] for field in (window.rewards, window.discounts, window.lasts))
+        returns, discounts = n_step_return(rewards, discounts, lasts, self.params.gamma)
+        bootstrap = window.extras["q_max"].gather(0, bootstrap_position(lasts)[None])[0]  # [B]
         return (returns + discounts * bootstrap - window.extras["q_taken"][0]).abs().numpy()
 
     # learning ---------------------------------------------------------------------------------------------------------

@@ -271,7 +271,7 @@ class QLearning(ActionValueAgent):
 
     def learning_inputs(self, window: Window) -> Any:
         """Return what windows hold for an update, on the agent's device: n-step transitions, preprocessed."""
-        return self.n_step_transitions(window, self.params.gamma)
+        return self.n_step_transitions(window, self.params.gamma, self.params.n_step)
 
     def munchausen_bonus(self, values: Tensor, transitions: TransitionBatch) -> Tensor:
         """Return Munchausen's addition [B] to the rewards, given the target network's values [B, A] of all actions."""

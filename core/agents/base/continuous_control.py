@@ -216,7 +216,7 @@ class ContinuousControl(Agent):
 
     def transitions(self, batch: Batch) -> TransitionBatch:
         """Return the n-step transitions of a batch, with preprocessed observations."""
-        transitions = self.n_step_transitions(batch.window, self.params.gamma)
+        transitions = self.n_step_transitions(batch.window, self.params.gamma, self.params.n_step)
         return transitions._replace(action=self.action_range.from_space(transitions.action))
 
     # checkpoint -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import nn
 from core.agents.dqn import DQN, DQNParams
 from core.model import Model
 from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters
-from core.specs import ArraySpec, Discrete, EnvSpec
+from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.types import Batch, SampleIds, TimeStep, Window
 
 SPEC = EnvSpec("numbers", ArraySpec((1,), "float32"), 0, Discrete(2))
@@ -153,6 +153,30 @@ def test_initial_priorities_are_td_errors_of_the_actors_values():
         extras={"q_taken": torch.tensor([[4.0], [0.0], [0.0]]), "q_max": torch.tensor([[0.0], [0.0], [6.0]])},
     )
     assert make_agent().initial_priorities(window).tolist() == pytest.approx([abs(10 + 0.81 * 6 - 4)])
+
+
+class LongWindows(DQN):
+    """Extend DQN by a loss that reads more steps than the return."""
+
+    window = WindowSpec(4, (0, 1, 2, 4))
+
+
+def test_longer_windows_have_the_same_returns_and_initial_priorities():
+    """They were returns of all steps, which bootstrapped from the window's second observation."""
+    agent, longer = make_agent(), LongWindows(make_agent().params, SPEC, Linear)
+    longer.init_learner()
+    window = make_batch(*ONE).window
+    padded = Window(
+        torch.tensor([[[2.0]], [[7.0]], [[3.0]], [[8.0]]]),
+        *(torch.cat([field, field[:2]]) for field in window[1:6]),
+        {"q_taken": torch.tensor([[4.0], [0.0], [0.0], [9.0], [9.0]]), "q_max": torch.arange(5.0)[:, None]},
+    )
+    short = window._replace(extras={name: field[:3] for name, field in padded.extras.items()})
+    assert longer.initial_priorities(padded) == agent.initial_priorities(short)
+    expected, found = agent.n_step_transitions(window, 0.9, 2), longer.n_step_transitions(padded, 0.9, 2)
+    assert [*map(str, found)] == [*map(str, expected)]
+    with pytest.raises(ValueError, match=r"LongWindows\.window has no observation 3, which 3-step returns need"):
+        longer.n_step_transitions(padded, 0.9, 3)
 
 
 def test_a_model_with_too_few_values_is_an_error():
