@@ -16,6 +16,7 @@ from core.agents.base.action_values import MunchausenParams, QLearning, select_a
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.ops.returns import bootstrap_position, n_step_return
+from core.ops.shapes import check_shapes
 from core.specs import ArraySpec
 from core.types import Batch, Window
 
@@ -53,6 +54,7 @@ class DQN(QLearning):
         targets = returns + transitions.bootstrap_discounts * bootstrap
         values = self.model(transitions.observation, ())[0]  # [B, A]
         q_taken = select_actions(values, transitions.action)
+        check_shapes("B", q_taken, targets, batch.weights)
         if self.params.loss == "huber":
             losses = F.huber_loss(q_taken, targets, reduction="none")  # [B]
         else:

@@ -155,6 +155,20 @@ def test_initial_priorities_are_td_errors_of_the_actors_values():
     assert make_agent().initial_priorities(window).tolist() == pytest.approx([abs(10 + 0.81 * 6 - 4)])
 
 
+class ColumnBootstrap(DQN):
+    def bootstrap(self, transitions, next_output, output=None):
+        return next_output.amax(1, keepdim=True), transitions.returns
+
+
+def test_targets_that_would_broadcast_are_an_error():
+    """The targets [B, B] taught each window the mean of all."""
+    agent = ColumnBootstrap(make_agent().params, SPEC, Linear)
+    agent.init_learner()
+    batch = make_batch([2.0, 1.0], [3.0, 0.0], [0, 1], [[1.0, 10.0, 0.0]] * 2, [[1.0] * 3] * 2, [[False] * 3] * 2)
+    with pytest.raises(ValueError, match=r"must be \[B\] of one shape"):
+        agent.learn(batch._replace(weights=torch.ones(2)))
+
+
 class LongWindows(DQN):
     """Extend DQN by a loss that reads more steps than the return."""
 
