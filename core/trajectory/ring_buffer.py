@@ -84,12 +84,18 @@ class Layout:
             states: Recurrent state of one environment.
             storage: Compression of frames.
             kept_steps_per_env: Steps of each environment whose frames always fit, whatever the limit.
+
+        Raises:
+            ValueError: an extra has the name of another field, whose values it would replace.
         """
         flag, number = ArraySpec((), "bool"), ArraySpec((), "float32")
         if spec.action_mask:
             extras = {**extras, ACTION_MASK: spec.action_mask}
         fields = {"frame": spec.frame, "first": flag, "last": flag, "action": spec.action.array}
-        fields |= {"reward": number, "discount": number, **extras}
+        fields |= {"reward": number, "discount": number}
+        if taken := extras.keys() & {*fields, "priority", "tickets", "written", "oldest"}:
+            raise ValueError(f"Agent.extras declares {', '.join(sorted(taken))}, a name that is taken: choose another")
+        fields |= extras
         if with_priority:
             fields["priority"] = number
         chunk_steps, margin = num_actors * num_envs * chunk_length, 2 + -(-spec.frame_stack // chunk_length)

@@ -233,6 +233,15 @@ def test_missing_states_and_fields_are_errors_and_others_ignored():
     assert "value" not in trajectories.arrays
 
 
+@pytest.mark.parametrize("name", ["reward", "priority", "written"])
+def test_fields_of_an_agent_replace_no_others(name):
+    """An agent's field `reward` was learnt from in place of the environment's rewards."""
+    with pytest.raises(ValueError, match=f"Agent.extras declares {name}, a name that is taken"):
+        small_layout(
+            coded_spec((2, 3), 4), rows=24, chunk_length=4, num_envs=2, extras={name: ArraySpec((), "float32")}
+        )
+
+
 def test_a_snapshot_does_not_change_when_the_ring_goes_on():
     play, trajectories, writer = fresh()
     play.play(writer, 24)
