@@ -88,11 +88,14 @@ class ChunkWriter:
         fields["action"][slot] = action
         fields["reward"][slot], fields["discount"][slot] = after.reward, after.discount
         for name in self._agent_extras:
-            if (value := extras.get(name)) is None:
+            if extras.get(name) is None:
                 raise ValueError(f"Agent.extras declares {name!r}, which act has not returned")
+            value = np.asarray(extras[name])
             if value.shape != fields[name].shape[1:]:
                 shapes = f"{[*value.shape]}, not {[*fields[name].shape[1:]]}"
                 raise ValueError(f"act has returned {name!r} of the shape {shapes} as Agent.extras declares it")
+            if (dtype := fields[name].dtype).kind != "f" and value.dtype.kind == "f":
+                raise ValueError(f"act has returned {name!r} as {value.dtype}, and Agent.extras declares {dtype}")
             fields[name][slot] = value
         if not self._filled:
             for name, tensor in zip(self._layout.state_fields, state, strict=True):

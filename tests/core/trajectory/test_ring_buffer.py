@@ -233,6 +233,17 @@ def test_missing_states_and_fields_are_errors_and_others_ignored():
     assert "value" not in trajectories.arrays
 
 
+def test_numbers_are_not_rounded_to_the_dtype_of_a_field():
+    play = RandomPlay(0, 2)
+    extras = {"count": ArraySpec((), "int64")}
+    layout = small_layout(play.spec, rows=24, chunk_length=4, num_envs=2, extras=extras)
+    writer = ChunkWriter(Trajectories(layout), 0, WindowSpec.transition(1))
+    step = play.timestep, np.zeros(2, np.int64), play.timestep
+    writer.append(*step, {"count": torch.ones(2, dtype=torch.int32)})
+    with pytest.raises(ValueError, match=r"act has returned 'count' as float32, and Agent.extras declares int64"):
+        writer.append(*step, {"count": np.full(2, 0.5, np.float32)})
+
+
 @pytest.mark.parametrize("name", ["reward", "priority", "written"])
 def test_fields_of_an_agent_replace_no_others(name):
     """An agent's field `reward` was learnt from in place of the environment's rewards."""
