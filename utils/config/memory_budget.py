@@ -130,6 +130,11 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
         _ = agent.model
     except Exception as error:  # the code of a model can fail in any way
         return [f"model_type={options.model_type} cannot be made for game={options.game}: {describe_exception(error)}"]
+    try:
+        _ = agent.window, layouts(options, spec, agent)
+    except Exception as error:  # so can the code of an agent or a memory
+        chosen = f"agent_type={options.agent_type} with memory_type={options.memory_type} and game={options.game}"
+        return [f"{chosen} cannot be used: {describe_exception(error)}"]
     if options.mode == 2:
         return _beside_the_replay(options, spec)
     if found := options.memory_class.problems(options.memory, options.batch_size):

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from core.agents.dqn import DQN
 from core.memories.unrolls.queue import QueueMemory
 from core.models.dqn import DQNMLP
+from core.specs import ArraySpec, WindowSpec
 from utils.config.command_line import read_options
 from utils.config.validation import environment_spec
 from utils.factory import AgentsDict, MemoriesDict
@@ -161,6 +163,29 @@ def test_an_error_of_a_model_is_told_with_its_place(refuse, monkeypatch):
     told = refuse("--config", "dqn-cartpole")
     assert "model_type=dqn-mlp cannot be made for game=CartPole-v1: ValueError: not enough values" in told
     assert "test_validation.py, line " in told
+
+
+class WrongWindow(DQN):
+    @property
+    def window(self):
+        return WindowSpec.transition(self.params.nstep)
+
+
+class WrongExtras(DQN):
+    extras = {"reward": ArraySpec((), "float32")}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("WrongWindow", "AttributeError: 'DQNParams' object has no attribute 'nstep'"),
+        ("WrongExtras", "ValueError: Agent.extras declares reward"),
+    ],
+)
+def test_an_error_of_an_agent_is_told_with_its_place(refuse, name, message):
+    told = refuse("--config", "dqn-cartpole", "--agent_type", f"{__name__}:{name}")
+    chosen = f"{name} with memory_type=shared and game=CartPole-v1"
+    assert f"{chosen} cannot be used: {message}" in told and ".py, line " in told
 
 
 def test_a_run_without_an_update_is_refused(refuse):
