@@ -154,7 +154,12 @@ class _Learner:
         profile.mark("wait")
         output = group.run(partial(updates, batch))
         profile.mark("update")
-        if output.priorities is not None and batches.takes_priorities:
+        if batches.takes_priorities and not output.skipped:
+            if output.priorities is None:
+                raise ValueError(
+                    f"priorities of an update are missing: memory_type={context.options.memory_type} needs them, and "
+                    f"{type(self.agent).__name__}.learn returned none"
+                )
             priorities = output.priorities.cpu().numpy()
             if not (updates.is_planned and np.isnan(priorities).all()):  # of a planned update that was skipped
                 batches.update_priorities(batch.keys, priorities)

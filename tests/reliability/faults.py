@@ -202,10 +202,12 @@ class Careless(CatchEnv):
 
 
 class BadPriorities(DQN):
-    """Return priorities with the value that FAULTS names."""
+    """Return priorities with the value that FAULTS names, or none."""
 
     def learn(self, batch):  # type: ignore[no-untyped-def]
         output = super().learn(batch)
+        if due("no priorities", 0, 0):
+            return output._replace(priorities=None)
         values = {"nan": float("nan"), "zero": 0.0}
         wanted = [value for kind, value in values.items() if due(f"{kind} priorities", 0, 0)]
         assert output.priorities is not None and wanted

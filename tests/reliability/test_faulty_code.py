@@ -199,8 +199,8 @@ def test_f18_repeated_non_finite_losses_end_the_run_with_4(start_here, tmp_path)
     assert all(tensor.isfinite().all() for tensor in state["agent"]["model"].values())
 
 
-@pytest.mark.parametrize("kind", ["nan", "zero"])
-def test_f19_nan_priorities_are_refused_and_zero_is_accepted(start_here, tmp_path, kind):
+@pytest.mark.parametrize("kind", ["nan", "no", "zero"])
+def test_f19_nan_and_missing_priorities_are_refused_and_zero_is_accepted(start_here, tmp_path, kind):
     words = ("--memory_type", "prioritized", "--agent_type", AGENTS + "BadPriorities", "--updates", "20")
     program = start_here(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": f"{kind} priorities"}))
     if kind == "zero":
