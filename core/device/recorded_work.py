@@ -155,7 +155,14 @@ class CompiledCallable:
         if piece in self._pieces:
             self._pieces[piece]()
         elif is_warm:
-            self._pieces[piece] = self._compiled(*record(self._work))
+            try:
+                recorded = record(self._work)
+            except Exception as error:
+                error.add_note(
+                    "an update must not read a tensor's value in Python when it is compiled: learner.compile no runs it"
+                )
+                raise
+            self._pieces[piece] = self._compiled(*recorded)
         else:
             self._work()
 

@@ -61,6 +61,20 @@ def assert_alike(found, expected, atol):
         torch.testing.assert_close(priorities, true_priorities, rtol=1e-3, atol=10 * atol)
 
 
+def test_work_that_reads_a_value_names_the_option_without_which_it_runs(tmp_path):
+    total = torch.zeros(3)
+
+    def read_values():
+        total.add_(torch.nn.functional.one_hot((total + 1).long(), 100).sum())
+
+    work = CompiledCallable(read_values, 1, tmp_path)
+    for _ in range(WARM_UP):
+        work()
+    with pytest.raises(RuntimeError) as caught:
+        work()
+    assert "learner.compile no runs it" in caught.value.__notes__[0]
+
+
 # Adam's first steps divide a gradient by itself: with a large epsilon, steps are nearly proportional to gradients, and
 # rounding errors do not grow.
 SMOOTH = {"optimizer_eps": 1.0}
