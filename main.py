@@ -33,8 +33,7 @@ from core.common.system import remove_empty_compile_caches
 from core.common.terminal import Terminal, relay_output
 from core.engines.run_end import best_model_hint
 from utils import run_registry
-from utils.config.command_line import preload, read_options, refuse
-from utils.errors import ConfigurationError
+from utils.config.command_line import preload, read_options, refusing
 from utils.factory import EnginesDict, ProcessesDict
 from utils.launch import ElasticRun, create_context
 from utils.options import Options
@@ -54,16 +53,13 @@ def main(arguments: Sequence[str]) -> int:
             stack.enter_context(fork_server.running())
         signal.signal(signal.SIGINT, signal.default_int_handler)
         options = read_options(arguments)
-        try:
-            if options.check:
-                from utils.config.check import check
+        stack.enter_context(refusing())
+        if options.check:
+            from utils.config.check import check
 
-                check(options)
-                return 0
-            with relay_output() as terminal:
-                return run(options, terminal)
-        except ConfigurationError as error:
-            refuse(error)
+            check(options)
+            return 0
+        return run(options, stack.enter_context(relay_output()))
 
 
 def run(options: Options, terminal: Terminal) -> int:

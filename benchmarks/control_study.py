@@ -24,8 +24,7 @@ import numpy as np
 
 from benchmarks.sides import output_of
 from benchmarks.training import RESULTS, ROOT
-from utils.config.command_line import read_options, refuse
-from utils.errors import ConfigurationError
+from utils.config.command_line import read_options, refusing
 from utils.options import CONFIGS
 from utils.plot import curves, figures
 from utils.sweep.subprocess_run import ChildRun, Runner, options_of, seeded, words_of
@@ -172,11 +171,9 @@ def main() -> int:
             return 0
         names = {row["name"] for row in CONFIGS}
         sides = [side for side in options.sides if side in OTHERS or f"{side}-{task}" in names]
-        try:
+        with refusing():
             if code := study(task, sides, options.seeds, steps, options.jobs, options.output):
                 return code
-        except ConfigurationError as refused:
-            refuse(refused)
     return 0
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.training import RESULTS, ROOT
-from utils.config.command_line import refuse
+from utils.config.command_line import refusing
 from utils.errors import ConfigurationError
 from utils.options import CONFIGS
 from utils.plot import curves, figures
@@ -326,7 +326,7 @@ def main() -> int:
             others = f", {unknown} runs of unknown speed" if unknown else ""
             print(f"{name}: {PARTS[name].title}, {runs} runs, {known:.1f} hours{others}")
         return 0
-    try:
+    with refusing():
         figures.pyplot()  # Fail before hours of training rather than after.
         if options.redraw:
             for name in options.parts or [name for name in PARTS if (options.output / f"{name}.csv").exists()]:
@@ -340,8 +340,6 @@ def main() -> int:
                 write(name, complete, options.output)
             if code or len(complete) < len(runs):
                 return code or 1
-    except ConfigurationError as refused:
-        refuse(refused)
     return 0
 
 

@@ -32,7 +32,7 @@ from core.model import disable_host_sync
 from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import ACTION_MASK, OARInputs, PictureAndVector, State
 from utils.api import Policy, find_model, load
-from utils.config.command_line import refuse
+from utils.config.command_line import refusing
 from utils.errors import ConfigurationError, describe_exception, import_extra
 
 TOLERANCE = 1e-4  # Allowed difference of torch and onnxruntime, relative to the largest number.
@@ -206,6 +206,7 @@ def _tied(action: ActionSpec, scores: np.ndarray, ours: np.ndarray, theirs: np.n
     return _close(scores_of_ours, scores_of_theirs, np.abs(scores).max())
 
 
+@refusing()
 def main(arguments: Sequence[str]) -> int:
     """Export a model file and return exit code 0; exit with 2 if that is impossible, 3 without a usable model file."""
     description = "Export the acting network of a model file to ONNX."
@@ -218,9 +219,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         network = export(load(model), path)
     except CheckpointError as error:
-        refuse(ConfigurationError(str(error), BAD_CHECKPOINT))
-    except ConfigurationError as refused:
-        refuse(refused)
+        raise ConfigurationError(str(error), BAD_CHECKPOINT) from None
     names = f"{', '.join(network.inputs)} -> {', '.join(network.outputs)}"
     print(f"{path}: {names}; onnxruntime gives the same outputs as torch")
     return 0

@@ -8,8 +8,8 @@ import dataclasses
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from core.checkpoint.run_checkpoint import STEP_FOLDER, checkpoints
@@ -45,12 +45,21 @@ Words = dict[str, list[str]]  # option -> the words behind it
 Row = dict[str, Any]
 
 
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Print every problem of a ConfigurationError and exit with its code. Decorates a function or holds a block."""
+    try:
+        yield
+    except ConfigurationError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        sys.exit(error.code)
+
+
+@refusing()
 def read_options(arguments: Sequence[str]) -> Options:
     """Return the options of this start. Exits with 2 or 3 after printing every problem, with 0 after --help."""
-    try:
-        return read(arguments)
-    except ConfigurationError as error:
-        refuse(error)
+    return read(arguments)
 
 
 def judge_words(arguments: Sequence[str]) -> None:
@@ -95,13 +104,6 @@ def preload(arguments: Sequence[str]) -> bool:
                 with suppress(ImportError):
                     factory[name]
     return True
-
-
-def refuse(error: ConfigurationError) -> NoReturn:
-    """Print every problem and exit with the code of the error."""
-    for problem in error.problems:
-        print(f"error: {problem}", file=sys.stderr)
-    sys.exit(error.code)
 
 
 def read(arguments: Sequence[str]) -> Options:

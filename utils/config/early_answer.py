@@ -64,12 +64,9 @@ def _answer(arguments: Sequence[str]) -> int:
     try:
         sys.meta_path.insert(0, _Finder)
         from utils.config import command_line
-        from utils.errors import ConfigurationError
 
-        try:
+        with command_line.refusing():
             command_line.judge_words(arguments)
-        except ConfigurationError as error:
-            command_line.refuse(error)
     except SystemExit as end:
         sys.stdout.flush()
         return int(end.code or 0)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from core.env import normalized_name
-from utils.config.command_line import refuse
+from utils.config.command_line import refusing
 from utils.errors import ConfigurationError
 from utils.factory import EnvsDict, why_not
 from utils.plot.curves import COLUMNS, KEPT, SCORE, Run, alike, grouped, late_score, markdown, usable, write_csv
@@ -33,24 +33,22 @@ FORMATS = ("png", "svg", "pdf")
 OF_CURVES = ("metric", "x", "statistic", "each", "csv")  # Options that a summary does not have.
 
 
+@refusing()
 def main(arguments: Sequence[str]) -> int:
     """Draw what the arguments ask for, print the files and return exit code 0; exit with 2 for wrong arguments."""
     options = parser().parse_args(arguments)
     given = [f"--{name}" for name in OF_CURVES if getattr(options, name) != parser().get_default(name)]
-    try:
-        if options.summary and given:
-            raise ConfigurationError(f"--summary always draws scores over games: leave out {', '.join(given)}")
-        output, formats = files(options)
-        with _refusing_unwritable(output):
-            _try_folder(output)
-        figure, runs = _summary(options) if options.summary else _curves(options)
-        with _refusing_unwritable(output):
-            written = save(figure, output, formats)
-            if options.csv:
-                written.append(output.with_name(f"{output.name}.csv"))
-                write_csv(written[-1], runs, KEPT)
-    except ConfigurationError as refused:
-        refuse(refused)
+    if options.summary and given:
+        raise ConfigurationError(f"--summary always draws scores over games: leave out {', '.join(given)}")
+    output, formats = files(options)
+    with _refusing_unwritable(output):
+        _try_folder(output)
+    figure, runs = _summary(options) if options.summary else _curves(options)
+    with _refusing_unwritable(output):
+        written = save(figure, output, formats)
+        if options.csv:
+            written.append(output.with_name(f"{output.name}.csv"))
+            write_csv(written[-1], runs, KEPT)
     print("\n".join(map(str, written)))
     return 0
 

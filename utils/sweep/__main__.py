@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from core.common.terminal import relay_output
-from utils.config.command_line import refuse, split
+from utils.config.command_line import refusing, split
 from utils.config.rows import split_values
 from utils.errors import ConfigurationError
 from utils.options import PROJECT
@@ -65,6 +65,7 @@ class Summary(NamedTuple):
     incomplete: str  # Seeds that did not complete, and how they ended.
 
 
+@refusing()
 def main(arguments: Sequence[str]) -> int:
     """Run the sweep and return its exit code.
 
@@ -74,13 +75,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     options, words = parsed(parser(), arguments)
     folder = Path(options.root) / "logs" / options.name
-    try:
-        runs = planned(options, variants(options.vary, words), folder)
-        runner = Runner(runs, options.jobs)
-        with claimed(folder), relay_output():
-            exit_code = runner.run()
-    except ConfigurationError as refused:
-        refuse(refused)
+    runs = planned(options, variants(options.vary, words), folder)
+    runner = Runner(runs, options.jobs)
+    with claimed(folder), relay_output():
+        exit_code = runner.run()
     print(tabulate(runs, folder / "table"), end="")
     return exit_code or int(not all(run.complete for run in runs))
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from core.common.exit_codes import BAD_CHECKPOINT
 from core.common.terminal import relay_output
-from utils.config.command_line import refuse, split
+from utils.config.command_line import refusing, split
 from utils.config.rows import CHOICES, changed, class_defaults, flatten, split_values
 from utils.errors import ConfigurationError, import_extra
 from utils.options import PROJECT, Options
@@ -49,6 +49,7 @@ LOOK_PERIOD = 5.0  # Seconds between two looks at the scores of a running trial.
 LOWEST = {"trials": 1, "startup": 0, "warmup": 0, "evaluations": 1}  # Smallest values of options of this command.
 
 
+@refusing()
 def main(arguments: Sequence[str]) -> int:
     """Run the study and return its exit code.
 
@@ -57,26 +58,21 @@ def main(arguments: Sequence[str]) -> int:
         exit with 2, an unreadable study with 3.
     """
     options, words = parsed(parser(), arguments)
-    try:
-        library()
-        if "evaluator.steps" in split(words)[0]:
-            raise ConfigurationError(
-                "--evaluator.steps is not yours to give here: --evaluations says how many there are"
-            )
-        if options.plot:
-            figures.pyplot()  # Fail before hours of training rather than after.
-        template = options_of(options.config, words, options.name, options.root)
-        if template.steps is None:
-            raise ConfigurationError(f"{template.config} has no number of steps: give one, as -- --steps 100000")
-        check_numbers(options, template)
-        parts, folder = ranges(template, options.ranges, split(words)[0]), Path(options.root) / "logs" / options.name
-        words += ["--evaluator.steps", str(max(template.steps // options.evaluations, 1))]
-        warmup = options.evaluations // 4 if options.warmup is None else options.warmup
-        with claimed(folder), relay_output():
-            study = Study(template, words, parts, folder, options.startup, warmup, options.seed)
-            exit_code = study.run(options.trials)
-    except ConfigurationError as refused:
-        refuse(refused)
+    library()
+    if "evaluator.steps" in split(words)[0]:
+        raise ConfigurationError("--evaluator.steps is not yours to give here: --evaluations says how many there are")
+    if options.plot:
+        figures.pyplot()  # Fail before hours of training rather than after.
+    template = options_of(options.config, words, options.name, options.root)
+    if template.steps is None:
+        raise ConfigurationError(f"{template.config} has no number of steps: give one, as -- --steps 100000")
+    check_numbers(options, template)
+    parts, folder = ranges(template, options.ranges, split(words)[0]), Path(options.root) / "logs" / options.name
+    words += ["--evaluator.steps", str(max(template.steps // options.evaluations, 1))]
+    warmup = options.evaluations // 4 if options.warmup is None else options.warmup
+    with claimed(folder), relay_output():
+        study = Study(template, words, parts, folder, options.startup, warmup, options.seed)
+        exit_code = study.run(options.trials)
     study.write_table()
     if exit_code or not study.best:
         return exit_code or 1
