@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,16 +39,15 @@ class SavedRun(NamedTuple):
 
 def find(root: str, signature: str) -> SavedRun:
     """Return the run with this signature. Raises ConfigurationError (exit code 3) if there is none."""
-    models, runs = Path(root) / "models", all_runs(root)
-    for run in runs:
-        if run.signature == signature:
-            return run
+    models, logs = Path(root) / "models", Path(root) / "logs"
+    if (saved := read(logs / signature)) is not None:
+        return saved
     # os.path.exists, because Path.exists raises for a name that is too long
     if any(os.path.exists(models / f"{signature}{suffix}") for suffix in ("_checkpoints", ".pth")):
         return SavedRun(signature, None, {}, {})
-    names = [run.signature for run in runs]
+    names = [run.signature for run in all_runs(root)]
     hint = did_you_mean(name for name in names if name.endswith(f"_{signature}")) or suggestion(signature, names)
-    raise ConfigurationError(f"there is no run {signature} in {models.parent / 'logs'}{hint}", BAD_CHECKPOINT)
+    raise ConfigurationError(f"there is no run {signature} in {logs}{hint}", BAD_CHECKPOINT)
 
 
 def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix: str) -> SavedRun:
@@ -142,7 +141,8 @@ def claim(options: Options, size: int = 0) -> Options:
     asked = str(options.timestamp)
     try:
         _try_models(options, size)
-        for timestamp in _numbered(asked) if asked in automatic else [asked]:
+        others = (f"{asked}-{number}" for number in itertools.count(2)) if asked in automatic else ()
+        for timestamp in itertools.chain([asked], others):
             options = dataclasses.replace(options, timestamp=timestamp)
             with contextlib.suppress(FileExistsError):
                 options.log_folder.mkdir(parents=True, exist_ok=options.resume is not None)
@@ -242,18 +242,11 @@ def save(options: Options, file_settings: Mapping[str, Any], environment: str | 
         raise ConfigurationError(problem) from None
 
 
-def fresh_timestamp(root: str, machine: str) -> str:
-    """Return the present time as a timestamp that no run of this machine has."""
-    names = _numbered(time.strftime("%Y%m%d-%H%M%S"))
-    timestamp = next(name for name in names if not os.path.exists(Path(root) / "logs" / f"{machine}_{name}"))
+def fresh_timestamp() -> str:
+    """Return the present time as a timestamp, which `claim` replaces if another run of this machine has it."""
+    timestamp = time.strftime("%Y%m%d-%H%M%S")
     automatic.add(timestamp)
     return timestamp
-
-
-def _numbered(timestamp: str) -> Iterator[str]:
-    """Yield the timestamp, then timestamp-2, timestamp-3, ..."""
-    yield timestamp
-    yield from (f"{timestamp}-{number}" for number in itertools.count(2))
 
 
 def end(options: RunOptions, exit_code: int | None) -> None:

@@ -331,7 +331,7 @@ def _identity(options: Options, saved: SavedRun | None) -> dict[str, Any]:
         if f"{machine}_{timestamp}" != saved.signature:
             machine, _, timestamp = saved.signature.rpartition("_")
         return {"machine": machine, "timestamp": timestamp}
-    timestamp = options.timestamp or run_registry.fresh_timestamp(options.root, options.machine)
+    timestamp = options.timestamp or run_registry.fresh_timestamp()
     if options.model_file is None:
         return {"timestamp": timestamp}
     path = os.path.expanduser(options.model_file)
