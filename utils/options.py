@@ -50,18 +50,26 @@ RUN: dict[str, Any] = {
     "target_score": None,        # mean return of an evaluation at which the run stops
 }
 
+# Pong for two CPU cores: pictures of 42x42 and a network that needs a seventh of the arithmetic. Here and in other rows
+# of Atari one evaluated action of 1,000 is random, because a greedy rally can last up to the limit of a game.
+SMALL_PONG = {"env_type": "atari", "game": "pong", "memory_type": "prioritized", "env.resolution": 42,
+              "model.dueling": True, "agent.batch_size": 64, "agent.n_step": 3, "agent.learning_rate": 2e-4,
+              "agent.optimizer_eps": 1e-8, "agent.target_update_period": 500, "agent.exploration": "linear-ladder",
+              "agent.exploration_epsilon_steps": 50_000, "agent.evaluation_epsilon": 0.001, "memory.capacity": 150_000,
+              "memory.alpha": 0.5, "memory.beta_updates": 200_000, "rate_limiter.min_replay_size": 10_000,
+              "rate_limiter.samples_per_insert": 16.0, "learner.threads": 1, "evaluator.period": 480.0,
+              "evaluator.episodes": 30}
+# MinAtar for two CPU cores.
+MINATAR = {"env_type": "minatar", "memory_type": "shared", "agent.n_step": 1, "agent.learning_rate": 2.5e-4,
+           "agent.optimizer_eps": 1.5e-4, "agent.target_update_period": 1_000,
+           "agent.exploration_epsilon_steps": 100_000, "agent.exploration_epsilon_end": 0.1, "memory.capacity": 100_000,
+           "rate_limiter.min_replay_size": 5_000, "learner.compile": "auto", "learner.threads": 1,
+           "learner.batches_per_sample": 8, "steps": 2_000_000}
+DQN_MINATAR = {**MINATAR, "agent_type": "dqn", "model_type": "dqn-minatar"}
+
 # A row has a name, five choices, and only the options in which it differs from the defaults beside the classes.
 CONFIGS: list[dict[str, Any]] = [
-    # Pong for two CPU cores: pictures of 42x42 and a network that needs a seventh of the arithmetic. Here and in other
-    # rows of Atari one evaluated action of 1,000 is random, because a greedy rally can last up to the limit of a game.
-    {"name": "dqn-pong-small",
-     "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-small",
-     "env.resolution": 42, "model.dueling": True, "agent.batch_size": 64, "agent.n_step": 3,
-     "agent.learning_rate": 2e-4, "agent.optimizer_eps": 1e-8, "agent.target_update_period": 500,
-     "agent.exploration": "linear-ladder", "agent.exploration_epsilon_steps": 50_000,
-     "agent.evaluation_epsilon": 0.001, "memory.capacity": 150_000, "memory.alpha": 0.5,
-     "memory.beta_updates": 200_000, "rate_limiter.min_replay_size": 10_000, "rate_limiter.samples_per_insert": 16.0,
-     "learner.threads": 1, "evaluator.period": 480.0, "evaluator.episodes": 30},
+    {"name": "dqn-pong-small", "agent_type": "dqn", "model_type": "dqn-small", **SMALL_PONG},
     {"name": "dqn-pong",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "prioritized", "model_type": "dqn-cnn",
      "agent.n_step": 5, "agent.learning_rate": 1e-4, "agent.optimizer_eps": 1e-8, "agent.target_update_period": 1_000,
@@ -85,12 +93,7 @@ CONFIGS: list[dict[str, Any]] = [
      "agent.target_update_period": 200, "agent.exploration_epsilon_steps": 10_000, "memory.capacity": 50_000,
      "rate_limiter.min_replay_size": 1_000, "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 500,
      "steps": 100_000},
-    {"name": "dqn-minatar-breakout",
-     "agent_type": "dqn", "env_type": "minatar", "game": "breakout", "memory_type": "shared",
-     "model_type": "dqn-minatar", "agent.n_step": 1, "agent.learning_rate": 2.5e-4, "agent.target_update_period": 1_000,
-     "agent.exploration_epsilon_steps": 100_000, "agent.exploration_epsilon_end": 0.1, "memory.capacity": 100_000,
-     "rate_limiter.min_replay_size": 5_000, "learner.compile": "auto", "learner.threads": 1,
-     "learner.batches_per_sample": 8, "steps": 1_000_000},
+    {"name": "dqn-minatar-breakout", "game": "breakout", **DQN_MINATAR, "steps": 1_000_000},
     # Nature DQN (Mnih et al. 2015), with Rainbow's Adam in place of its RMSProp. Its table says 10,000 updates, but its
     # code copies the target every 10,000 agent steps, which are 2,500 updates.
     {"name": "dqn-pong-uniform",
@@ -258,20 +261,6 @@ BTR_ATARI = {**BTR, "env_type": "atari", "model_type": "iqn-resnet", "agent.lear
              "steps": 50_000_000}
 CONFIGS += [{"name": "btr-pong", "game": "pong", **BTR_ATARI},
             {"name": "btr-breakout", "game": "breakout", **BTR_ATARI}]
-# IQN and Munchausen at the size of two CPU cores: 8 fractions, and otherwise the settings of dqn-pong-small,
-# dqn-cartpole and dqn-minatar-breakout.
-SMALL_PONG = {"env_type": "atari", "game": "pong", "memory_type": "prioritized", "env.resolution": 42,
-              "model.dueling": True, "agent.batch_size": 64, "agent.n_step": 3, "agent.learning_rate": 2e-4,
-              "agent.optimizer_eps": 1e-8, "agent.target_update_period": 500, "agent.exploration": "linear-ladder",
-              "agent.exploration_epsilon_steps": 50_000, "agent.evaluation_epsilon": 0.001, "memory.capacity": 150_000,
-              "memory.alpha": 0.5, "memory.beta_updates": 200_000, "rate_limiter.min_replay_size": 10_000,
-              "rate_limiter.samples_per_insert": 16.0, "learner.threads": 1, "evaluator.period": 480.0,
-              "evaluator.episodes": 30}
-MINATAR = {"env_type": "minatar", "memory_type": "shared", "agent.n_step": 1, "agent.learning_rate": 2.5e-4,
-           "agent.optimizer_eps": 1.5e-4, "agent.target_update_period": 1_000,
-           "agent.exploration_epsilon_steps": 100_000, "agent.exploration_epsilon_end": 0.1, "memory.capacity": 100_000,
-           "rate_limiter.min_replay_size": 5_000, "learner.compile": "auto", "learner.threads": 1,
-           "learner.batches_per_sample": 8, "steps": 2_000_000}
 # BTR's parts at MinAtar's size: its losses, exploration and replay, and 64 environments with one update of 256 for a
 # step of all. The torso is that of the other MinAtar rows: BTR's would halve 10x10 three times and enlarge 2x2 to its
 # pool of 6x6. Periods are those of a run of 2 M steps. The target follows every 3,200 steps, about as in other rows.
@@ -279,12 +268,12 @@ BTR_MINATAR = {**BTR, "env_type": "minatar", "model_type": "iqn-minatar", "agent
                "agent.target_update_period": 50, "agent.exploration_epsilon_steps": 100_000,
                "memory.capacity": 100_000, "memory.beta_updates": 31_250, "rate_limiter.min_replay_size": 5_000,
                "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 2_000_000}
-DQN_MINATAR = {**MINATAR, "agent_type": "dqn", "model_type": "dqn-minatar"}
 # Ape-X's parts at MinAtar's size: its ladder over 16 environments, priorities, 3 steps and dueling network, with Adam
 # and the 8 samples an agent step of the other rows. The learner is faster than the actors here, not slower.
 APEX_MINATAR = {**DQN_MINATAR, "memory_type": "prioritized", "model.dueling": True, "agent.exploration": "ladder",
                 "agent.n_step": 3, "memory.alpha": 0.6, "memory.beta_start": 0.4, "memory.beta_end": 0.4,
                 "learner.batches_per_sample": 1, "num_envs_per_actor": 16}
+# IQN and Munchausen at the size of two CPU cores have 8 fractions.
 IQN_MINATAR = {**MINATAR, "agent_type": "iqn", "model_type": "iqn-minatar"}
 IQN_SMALL_PONG = {**SMALL_PONG, "agent_type": "iqn", "model_type": "iqn-small"}
 CONFIGS += [
