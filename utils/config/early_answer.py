@@ -8,7 +8,6 @@ a user, options that are wrong only together.
 import os
 import signal
 import sys
-import time
 import types
 from abc import ABCMeta
 from collections.abc import Sequence
@@ -18,8 +17,7 @@ from typing import Any
 PACKAGE = "torch"
 HELP = ("-h", "--help")
 LEFT_TO_MAIN = 255  # exit code of the fork
-PATIENCE = 20.0  # seconds that the fork may take longer than the imports of main
-POLL_PERIOD = 0.002  # seconds
+PATIENCE = 60.0  # seconds after which the kernel ends the fork
 
 
 class EarlyAnswer:
@@ -29,6 +27,8 @@ class EarlyAnswer:
         self._ended = False
         self._pid = os.fork()
         if self._pid == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, PATIENCE)  # main finds whatever the fork would have found
             try:
                 os._exit(_answer(arguments))
             finally:
@@ -38,16 +38,9 @@ class EarlyAnswer:
         signal.signal(signal.SIGCHLD, lambda number, frame: self._look(os.WNOHANG))
 
     def wait(self) -> None:
-        """Wait for the fork to end, and exit if it has an answer. Kill it if it takes longer than PATIENCE."""
+        """Wait for the fork to end, and exit if it has an answer."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        deadline = time.monotonic() + PATIENCE
-        self._look(os.WNOHANG)
-        while not self._ended and time.monotonic() < deadline:
-            time.sleep(POLL_PERIOD)
-            self._look(os.WNOHANG)
-        if not self._ended:  # main finds whatever the fork would have found
-            os.kill(self._pid, signal.SIGKILL)
-            self._look(0)
+        self._look(0)
 
     def _look(self, options: int) -> None:
         if not self._ended:
