@@ -30,52 +30,42 @@ CHOICES = (*(type_field for type_field, _ in SECTIONS.values()), "game")
 # Lines of RUN that a row may set.
 OPEN_LINES = ("timestamp", "num_envs_per_actor", "resume", "model_file", "steps", "updates", "seconds", "target_score")
 SWITCH = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
-# What stable-baselines3 and CleanRL call options of this project: last part of the name there -> names here.
+# Options of this project, and the last parts of the names that stable-baselines3 and CleanRL have for them.
 ELSEWHERE = {
-    "action_noise": "agent.noise",
-    "alpha": "agent.temperature",
-    "anneal_lr": "agent.lr_schedule",
-    "autotune": "agent.learn_temperature",
-    "buffer_size": "memory.capacity",
-    "clip_coef": "agent.clip_epsilon",
-    "clip_range": "agent.clip_epsilon",
-    "cuda": "device",
-    "end_e": "agent.exploration_epsilon_end",
-    "ent_coef": "agent.entropy_cost agent.temperature",
-    "env_id": "game",
-    "exploration_final_eps": "agent.exploration_epsilon_end",
-    "exploration_fraction": "agent.exploration_epsilon_steps",
-    "exploration_initial_eps": "agent.exploration_epsilon_start",
-    "exploration_noise": "agent.noise_scale",
-    "gradient_steps": "rate_limiter.samples_per_insert",
-    "learning_starts": "rate_limiter.min_replay_size agent.random_exploration_steps",
-    "max_grad_norm": "agent.clip_norm",
-    "n_envs": "num_envs_per_actor",
-    "n_epochs": "agent.epochs",
-    "n_steps": "agent.n_step agent.unroll_length",
-    "net_arch": "model.hidden",
-    "noise_clip": "agent.smoothing_clip",
-    "norm_adv": "agent.normalize_advantages",
-    "num_envs": "num_envs_per_actor",
-    "num_minibatches": "agent.minibatches",
-    "num_steps": "agent.unroll_length",
-    "policy_delay": "agent.policy_update_period",
-    "policy_frequency": "agent.policy_update_period",
-    "policy_lr": "agent.learning_rate",
-    "policy_noise": "agent.smoothing_scale",
-    "q_lr": "agent.critic_learning_rate",
-    "start_e": "agent.exploration_epsilon_start",
-    "target_network_frequency": "agent.target_update_period",
-    "target_noise_clip": "agent.smoothing_clip",
-    "target_policy_noise": "agent.smoothing_scale",
-    "target_update_interval": "agent.target_update_period",
-    "tau": "agent.target_update_tau",
-    "total_timesteps": "steps",
-    "track": "logger.wandb",
-    "train_freq": "rate_limiter.samples_per_insert",
-    "train_frequency": "rate_limiter.samples_per_insert",
-    "update_epochs": "agent.epochs",
-    "vf_coef": "agent.baseline_cost",
+    "device": "cuda",
+    "game": "env_id",
+    "logger.wandb": "track",
+    "memory.capacity": "buffer_size",
+    "model.hidden": "net_arch",
+    "num_envs_per_actor": "n_envs num_envs",
+    "rate_limiter.min_replay_size": "learning_starts",
+    "rate_limiter.samples_per_insert": "gradient_steps train_freq train_frequency",
+    "steps": "total_timesteps",
+    "agent.baseline_cost": "vf_coef",
+    "agent.clip_epsilon": "clip_coef clip_range",
+    "agent.clip_norm": "max_grad_norm",
+    "agent.critic_learning_rate": "q_lr",
+    "agent.entropy_cost": "ent_coef",
+    "agent.epochs": "n_epochs update_epochs",
+    "agent.exploration_epsilon_end": "end_e exploration_final_eps",
+    "agent.exploration_epsilon_start": "exploration_initial_eps start_e",
+    "agent.exploration_epsilon_steps": "exploration_fraction",
+    "agent.learn_temperature": "autotune",
+    "agent.learning_rate": "policy_lr",
+    "agent.lr_schedule": "anneal_lr",
+    "agent.minibatches": "num_minibatches",
+    "agent.n_step": "n_steps",
+    "agent.noise": "action_noise",
+    "agent.noise_scale": "exploration_noise",
+    "agent.normalize_advantages": "norm_adv",
+    "agent.policy_update_period": "policy_delay policy_frequency",
+    "agent.random_exploration_steps": "learning_starts",
+    "agent.smoothing_clip": "noise_clip target_noise_clip",
+    "agent.smoothing_scale": "policy_noise target_policy_noise",
+    "agent.target_update_period": "target_network_frequency target_update_interval",
+    "agent.target_update_tau": "tau",
+    "agent.temperature": "alpha ent_coef",
+    "agent.unroll_length": "n_steps num_steps",
 }
 
 P = TypeVar("P", bound="DataclassInstance")
@@ -286,7 +276,7 @@ def closest(name: str, known: Iterable[str]) -> list[str]:
     ends: dict[str, list[str]] = {}
     for candidate in known:
         ends.setdefault(candidate.rpartition(".")[2], []).append(candidate)
-    if elsewhere := [candidate for candidate in ELSEWHERE.get(last, "").split() if candidate in known]:
+    if elsewhere := [option for option, names in ELSEWHERE.items() if option in known and last in names.split()]:
         return [*elsewhere, *ends.get(last, [])]
     initials = {end: "".join(word[:1] for word in end.split("_")) for end in ends if "_" in end}
     by_initials = [candidate for end in initials if initials[end] == last for candidate in ends[end]]
