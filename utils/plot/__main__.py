@@ -42,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         raise ConfigurationError(f"--summary always draws scores over games: leave out {', '.join(given)}")
     output, formats = files(options)
     with _refusing_unwritable(output):
-        _try_folder(output)
+        folder = next(folder for folder in output.absolute().parents if folder.exists())  # or where it has to be made
+        tempfile.TemporaryFile(dir=folder).close()
     figure, runs = _summary(options) if options.summary else _curves(options)
     with _refusing_unwritable(output):
         written = save(figure, output, formats)
@@ -64,12 +65,6 @@ def files(options: argparse.Namespace) -> tuple[Path, Sequence[str]]:
     if named in FORMATS:
         return path.with_suffix(""), list(dict.fromkeys([named, *(options.formats or ())]))
     return path, options.formats or ["png", "svg"]
-
-
-def _try_folder(path: Path) -> None:
-    """Raise OSError if no file can be made in the folder of this path, or where that folder has to be made."""
-    with tempfile.TemporaryFile(dir=next(folder for folder in path.absolute().parents if folder.exists())):
-        pass
 
 
 @contextmanager
