@@ -92,8 +92,12 @@ def _differences(run: SavedRun, wanted: Mapping[str, Any], environment: str | No
 
 def all_runs(root: str) -> list[SavedRun]:
     """Return all runs whose settings are readable, newest first."""
-    files = sorted((Path(root) / "logs").glob(f"*/{RUN_FILE}"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    return [saved for file in files if (saved := read(file.parent))]
+    started: dict[Path, int] = {}
+    for file in (Path(root) / "logs").glob(f"*/{RUN_FILE}"):
+        with contextlib.suppress(OSError):  # a run that was refused has removed its file meanwhile
+            started[file.parent] = file.stat().st_mtime_ns
+    newest_first = sorted(started, key=lambda folder: started[folder], reverse=True)
+    return [saved for folder in newest_first if (saved := read(folder))]
 
 
 def read(log_folder: Path) -> SavedRun | None:

@@ -1,6 +1,7 @@
 """Runs are claimed once, and a run that is resumed with wrong options can still be resumed with right ones."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,13 @@ def test_a_run_that_is_named_without_its_machine_is_suggested(continued, root):
     options = continued("dqn-cartpole")
     with pytest.raises(ConfigurationError, match=f"there is no run 1 in .*, did you mean {options.signature}"):
         run_registry.find(str(root), "1")
+
+
+def test_a_run_that_is_removed_while_runs_are_listed_is_left_out(continued, root, monkeypatch):
+    options = continued("dqn-cartpole")
+    listed = [options.log_folder / "run.json", root / "logs" / "refused" / "run.json"]
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: listed)
+    assert [run.signature for run in run_registry.all_runs(str(root))] == [options.signature]
 
 
 def test_a_run_is_named_by_its_signature_its_folders_or_its_newest_checkpoint(tmp_path):
