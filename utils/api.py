@@ -183,7 +183,7 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
         CheckpointError: the file is no model, or the model's architecture differs from its options.
         ConfigurationError: the model's options are unknown, or its environment or the device is not available here.
     """
-    file = find_model(path)
+    file = run_registry.find_model(path, PROJECT)
     weights, metadata = model_file.load_weights(file)
     options, refused = changed(_options_of(file, metadata), {"device": device})
     if problems := [*refused.values(), *validation.device_problems(options)]:
@@ -196,13 +196,6 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
     agent = options.make_agent(spec, validation.resolved_device(device))
     model_file.load_into(agent.model, weights, file)
     return Policy(options, spec, agent, {name: value for name, value in metadata.items() if name != "options"})
-
-
-def find_model(path: str | os.PathLike[str]) -> Path:
-    """Return the model file of this path or, if there is none, that of this file or run in the project's `models`."""
-    file = Path(path).expanduser()
-    in_models = Path(PROJECT) / "models" / file
-    return next(filter(os.path.exists, (file, in_models, in_models.with_name(f"{file.name}.pth"))), file)
 
 
 def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:

@@ -31,9 +31,11 @@ from core.common.files import replace_atomically
 from core.model import disable_host_sync
 from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from core.types import ACTION_MASK, OARInputs, PictureAndVector, State
-from utils.api import Policy, find_model, load
+from utils import run_registry
+from utils.api import Policy, load
 from utils.config.command_line import refusing
 from utils.errors import ConfigurationError, describe_exception, import_extra
+from utils.options import PROJECT
 
 TOLERANCE = 1e-4  # Allowed difference of torch and onnxruntime, relative to the largest number.
 BATCHES = 1, 3  # Batch sizes for which outputs are compared.
@@ -214,7 +216,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("model_file", type=Path, help="models/<signature>.pth")
     parser.add_argument("--output", type=Path, help="file to write; by default in the model's folder, with .onnx")
     options = parser.parse_args(arguments)
-    model = find_model(options.model_file)
+    model = run_registry.find_model(options.model_file, PROJECT)
     path = options.output or file_beside(model, ".onnx")
     try:
         network = export(load(model), path)

@@ -50,6 +50,13 @@ def find(root: str, signature: str) -> SavedRun:
     raise ConfigurationError(f"there is no run {signature} in {logs}{hint}", BAD_CHECKPOINT)
 
 
+def find_model(path: str | os.PathLike[str], root: str) -> Path:
+    """Return the model file of this path or, if there is none, that of this file or run in `models` of the root."""
+    file = Path(os.path.expanduser(path))
+    in_models = Path(root) / "models" / file
+    return next(filter(os.path.exists, (file, in_models, Path(f"{in_models}.pth"))), file)
+
+
 def newest(root: str, wanted: Mapping[str, Any], environment: str | None, suffix: str) -> SavedRun:
     """Return the newest run that has all `wanted` settings and left models/<signature><suffix>.
 

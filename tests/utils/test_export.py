@@ -12,7 +12,6 @@ import torch
 
 from core.agent import Agent
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
-from utils import api
 from utils import export as exporting
 from utils.api import Policy
 from utils.config.rows import from_row
@@ -265,7 +264,7 @@ def test_an_export_stands_beside_the_model_that_is_found_by_its_name(name, tmp_p
     (tmp_path / "models").mkdir()
     model, made = tmp_path / "models" / "run.pth", tmp_path / "models" / "run.onnx"
     model.touch()
-    monkeypatch.setattr(api, "PROJECT", tmp_path)
+    monkeypatch.setattr(exporting, "PROJECT", tmp_path)
     monkeypatch.setattr(exporting, "load", {model: "the policy"}.__getitem__)
     network, written = SimpleNamespace(inputs=["observation"], outputs=["action", "values"]), []
     monkeypatch.setattr(exporting, "export", lambda *given: (written.append(given), network)[1])

@@ -75,6 +75,19 @@ def test_a_run_that_is_removed_while_runs_are_listed_is_left_out(continued, root
     assert [run.signature for run in run_registry.all_runs(str(root))] == [options.signature]
 
 
+def test_a_model_is_named_by_its_path_its_file_or_its_run(root, tmp_path):
+    model = root / "models" / "local_1.pth"
+    model.parent.mkdir(exist_ok=True)
+    model.touch()
+    for path in (model, "local_1.pth", "local_1"):
+        assert run_registry.find_model(path, str(root)) == model
+        words = ["--root", str(root), "--config", "dqn-cartpole", "--model_file", str(path)]
+        assert read_options(words).model_file == str(model.resolve())
+    for path in ("/none", "~nobody-here/none.pth"):
+        assert str(run_registry.find_model(path, str(root))) == path
+    assert str(run_registry.find_model("/", str(root))) == "/"
+
+
 def test_a_run_is_named_by_its_signature_its_folders_or_its_newest_checkpoint(tmp_path):
     folder = tmp_path / "models" / "local_one_checkpoints"
     for step in ("step_000000000007", "step_000000000020"):

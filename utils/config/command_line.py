@@ -334,11 +334,8 @@ def _identity(options: Options, saved: SavedRun | None) -> dict[str, Any]:
     timestamp = options.timestamp or run_registry.fresh_timestamp()
     if options.model_file is None:
         return {"timestamp": timestamp}
-    path = os.path.expanduser(options.model_file)
-    in_models = os.path.join(options.root, "models", path)
-    if not os.path.exists(path) and os.path.exists(in_models):
-        path = in_models
-    return {"timestamp": timestamp, "model_file": os.path.realpath(path)}
+    file = run_registry.find_model(options.model_file, options.root)
+    return {"timestamp": timestamp, "model_file": os.path.realpath(file)}
 
 
 def _differences(options: Options, saved: SavedRun) -> list[str]:
