@@ -217,13 +217,11 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
         )
     row = {"name": str(saved.get("config")), **{name: str(saved.get(name)) for name in CHOICES}}
     options, problems = from_row(row)
-    if problems:
-        raise ConfigurationError([f"model file {file}: {problem}" for problem in problems], BAD_CHECKPOINT)
     known, excluded = declared(options), (*CHOICES, *command_line.OF_THIS_START)
     settings = {name: value for name, value in saved.items() if name in known and name not in excluded}
     options, refused = changed(options, settings)
-    if refused:
-        raise ConfigurationError([f"model file {file}: {sentence}" for sentence in refused.values()], BAD_CHECKPOINT)
+    if told := problems or refused.values():
+        raise ConfigurationError([f"model file {file}: {sentence}" for sentence in told], BAD_CHECKPOINT)
     return dataclasses.replace(options, mode=2)
 
 
