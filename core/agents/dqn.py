@@ -54,11 +54,11 @@ class DQN(QLearning):
         targets = returns + transitions.bootstrap_discounts * bootstrap
         values = self.model(transitions.observation, ())[0]  # [B, A]
         q_taken = select_actions(values, transitions.action)
-        check_shapes("B", q_taken, targets, batch.weights)
+        check_shapes("B", q_taken, targets)
         if self.params.loss == "huber":
             losses = F.huber_loss(q_taken, targets, reduction="none")  # [B]
         else:
             losses = 0.5 * (q_taken - targets).square()  # as Ape-X has it; its gradient is that of Huber within 1
-        loss = (batch.weights.to(self.device) * losses).mean()
+        loss = self.weighted_mean(losses, batch)
         errors = (targets - q_taken.detach()).abs()
         return Loss(loss, {"q_mean": values.mean(), "td_error": errors.mean()}, errors)

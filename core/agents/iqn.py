@@ -56,7 +56,7 @@ class IQN(QLearning):
         quantiles = self.model(QuantileInputs(transitions.observation, fractions), ())[0]  # [B, A, N]
         taken = select_actions(quantiles, transitions.action)
         losses = implicit_quantile_loss(taken, fractions, target, params.kappa)  # [B]
-        loss = (batch.weights.to(self.device) * losses).mean()
+        loss = self.weighted_mean(losses, batch)
         return Loss(loss, {"q_mean": quantiles.mean()}, losses.detach())
 
     def output_of(self, model: Model, observation: Tensor) -> Tensor:

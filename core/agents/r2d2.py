@@ -134,7 +134,7 @@ class R2D2(QLearning):
             targets = self._targets(window, target_values.gather(2, best)[..., 0])  # [U, B]
         q_taken = values.gather(2, window.actions[after_burn_in, :, None])[..., 0]  # [U + n, B]
         errors, valid = self._errors(window, targets, q_taken)
-        loss = (batch.weights.to(self.device) * 0.5 * errors.square().sum(0)).mean()
+        loss = self.weighted_mean(0.5 * errors.square().sum(0), batch)
         priorities = self._priorities(errors.detach(), valid)
         return Loss(loss, {"q_mean": values.mean(), "td_error": priorities.mean()}, priorities)
 

@@ -84,6 +84,6 @@ class Rainbow(QLearning):
         else:
             target = categorical_projection(bootstrap.softmax(1), returns, discounts, params.v_min, params.v_max)
             losses = kl_loss(taken, target)
-        loss = (batch.weights.to(self.device) * losses).mean()
+        loss = self.weighted_mean(losses, batch)
         priorities = losses.detach().clamp(min=0)  # rounding may take a KL below 0
         return Loss(loss, {"q_mean": self.expected(output).mean()}, priorities)

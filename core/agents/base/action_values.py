@@ -20,6 +20,7 @@ from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater
 from core.model import Model, disable_host_sync, draw_noise_per_row
 from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions
 from core.ops.returns import munchausen_bonus, soft_bootstrap
+from core.ops.shapes import check_shapes
 from core.specs import Discrete, WindowKind, WindowSpec
 from core.types import Batch, State, TimeStep, TransitionBatch, Window, slice_batch
 
@@ -283,6 +284,11 @@ class QLearning(ActionValueAgent):
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:
         """Compute the mean loss of the windows, their priorities, and statistics that are means too."""
+
+    def weighted_mean(self, losses: Tensor, batch: Batch) -> Tensor:
+        """Return the mean of the windows' losses [B], each times its importance weight."""
+        check_shapes("B", losses, batch.weights)
+        return (batch.weights.to(self.device) * losses).mean()
 
     def learn(self, batch: Batch) -> LearnerOutput:
         self.set_training(True)

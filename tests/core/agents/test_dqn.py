@@ -167,6 +167,10 @@ def test_targets_that_would_broadcast_are_an_error():
     batch = make_batch([2.0, 1.0], [3.0, 0.0], [0, 1], [[1.0, 10.0, 0.0]] * 2, [[1.0] * 3] * 2, [[False] * 3] * 2)
     with pytest.raises(ValueError, match=r"must be \[B\] of one shape"):
         agent.learn(batch._replace(weights=torch.ones(2)))
+    agent = make_agent()
+    with pytest.raises(ValueError, match=r"must be \[B\] of one shape"):
+        agent.learn(batch._replace(weights=torch.ones(2, 1)))
+    assert agent.learn(batch._replace(weights=torch.ones(2))).priorities.shape == (2,)
 
 
 class LongWindows(DQN):
