@@ -130,15 +130,15 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
         _ = agent.model
     except Exception as error:  # the code of a model can fail in any way
         return [f"model_type={options.model_type} cannot be made for game={options.game}: {describe_exception(error)}"]
+    if options.mode == 2:
+        return _beside_the_replay(options, spec)
+    if found := options.memory_class.problems(options.memory, options.batch_size):
+        return found
     try:
         _ = agent.window, layouts(options, spec, agent)
     except Exception as error:  # so can the code of an agent or a memory
         chosen = f"agent_type={options.agent_type} with memory_type={options.memory_type} and game={options.game}"
         return [f"{chosen} cannot be used: {describe_exception(error)}"]
-    if options.mode == 2:
-        return _beside_the_replay(options, spec)
-    if found := options.memory_class.problems(options.memory, options.batch_size):
-        return found
     if (stride := agent.window.stride) and options.actor.chunk_length not in (stride, ActorParams().chunk_length):
         return [
             f"actor.chunk_length={options.actor.chunk_length} does nothing with agent_type={options.agent_type}, which "
