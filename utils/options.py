@@ -390,7 +390,12 @@ CONFIGS += [
      **replay(0.5, "custom", **ELITE, insert_strategy="elite_insertion", elite_sampling_strategy="strategy3")},
     {"name": "impala-breakout-attentive", "game": "breakout", **IMPALA, **HALF_NEW, "model_type": "feature-ac",
      **replay(0.5, "attentive")},
+    {"name": "clear-pong", "game": "pong", **IMPALA, **HALF_NEW, **CLEAR},
     {"name": "clear-breakout", "game": "breakout", **IMPALA, **HALF_NEW, **CLEAR},
+    {"name": "elite3-pong", "game": "pong", **IMPALA, **HALF_NEW,
+     **replay(0.5, "custom", **ELITE, elite_sampling_strategy="strategy3")},
+    # The paper's deep network is for a GPU.
+    {"name": "laser-pong", "game": "pong", **IMPALA, **ON_ATARI, **LASER, "agent.lr_schedule_updates": 320_000},
     {"name": "laser-breakout", "game": "breakout", **IMPALA, **ON_ATARI, "model_type": "impala-resnet", **LASER,
      "agent.lr_schedule_updates": 320_000},
     {"name": "impact-pong", "game": "pong", **IMPACT, **HALF_NEW},
