@@ -8,10 +8,12 @@
 
 Complete runs are not repeated and interrupted ones are resumed: Ctrl-C saves everything, and the same command goes on.
 A part writes to docs/results the evaluations of its complete runs (<part>.csv), curves (<part>.png) and a table
-(<part>-table.md); a part of several games compares its rows over the games (<part>-summary.png). Needs matplotlib.
+(<part>-table.md); a part of several games compares its rows over the games (<part>-summary.png). Curves that others
+have published (published.csv) are drawn beside those of the part. Needs matplotlib.
 """
 
 import argparse
+import csv
 import itertools
 import re
 import sys
@@ -113,7 +115,7 @@ PARTS = {
     "pong-small-ppo": Part("PPO on Pong, 42x42", ("ppo",), "-pong-small"),  # its learning rate falls to its last step
     "pong": Part(
         "Pong, 84x84",
-        ("dqn", "rainbow", "apex", "r2d2", "iqn", "impala", "impact", "ppo", "pqn"),
+        ("dqn", "rainbow", "apex", "r2d2", "iqn", "impala", "clear", "laser", "elite3", "impact", "ppo", "pqn"),
         "-pong",
         seeds=1,
         words=(STEPS, "25000000", "--target_score", "18", "--evaluator.steps", "100000", "--evaluator.episodes", "30"),
@@ -227,7 +229,9 @@ def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
     table = table_of(by_label, late)
     path.with_name(f"{name}-table.md").write_text(table)
     print(table, end="")
-    figures.save(figures.draw_curves(panels(part, by_label), ["steps"], "mean", part.title), path, ["png"])
+    shown = panels(part, by_label)
+    others = published(name, max(run.curves[curves.SCORE].steps[-1] for run in itertools.chain(*by_label.values())))
+    figures.save(figures.draw_curves(shown, ["steps"], "mean", part.title, dashed=others), path, ["png"])
     if part.games:
         summary, title = games_table(part, late), f"{part.title}: scores relative to the best row of each game"
         if relative := over_games(part, late):
@@ -278,6 +282,16 @@ def panels(part: Part, by_label: Mapping[str, Sequence[curves.Run]]) -> dict[str
             for seed in range(seeds)
         ]
     return {row: same for row, same in rows.items() if same}
+
+
+def published(name: str, steps: float) -> dict[str, curves.Curve]:
+    """Return the curves up to `steps` agent steps that others have published of a part, by their names."""
+    points = dict[str, list[tuple[float, float, float]]]()
+    with (RESULTS / "published.csv").open(newline="") as file:
+        for line in csv.DictReader(file):
+            if line["part"] == name and float(line["step"]) <= steps:
+                points.setdefault(line["run"], []).append((float(line["step"]), np.nan, float(line["mean"])))
+    return {run: curves.Curve(*np.array(found).T) for run, found in points.items()}
 
 
 def _until(run: curves.Run, steps: int | None) -> curves.Run:

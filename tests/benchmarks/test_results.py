@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import results
-from benchmarks.results import PARTS, Part, games_table, hours, over_games
+from benchmarks.results import PARTS, Part, games_table, hours, over_games, published
 from utils.options import CONFIGS
 from utils.plot import curves, figures
 from utils.plot.curves import alike
@@ -73,6 +73,26 @@ def test_a_figure_is_drawn_again_from_its_data(tmp_path):
     assert image.stat().st_size > 10_000
 
 
+def test_published_curves_are_drawn_beside_those_of_a_part(monkeypatch, tmp_path):
+    lines = [
+        "part,run,step,mean,min,max",
+        "tiny,Others,500,1.0,0,2",
+        "tiny,Others,900,3.0,2,4",
+        "pong,Others,500,7,6,8",
+    ]
+    (tmp_path / "published.csv").write_text("\n".join([*lines, ""]))
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    assert set(published("pong", 500)) == {"Others"} and not published("pong", 499)
+    curve = published("tiny", 800)["Others"]
+    assert (curve.steps.tolist(), curve.values.tolist()) == ([500], [1.0])
+    runs = curves.read([DATA / "pong.csv"], [curves.SCORE])
+    panel = figures.draw_curves(alike(runs), ["steps"], "mean", "", dashed=published("tiny", 900)).axes[0]
+    line = panel.get_lines()[-1]
+    assert (line.get_label(), line.get_linestyle()) == ("Others", "--")
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([500, 900], [1.0, 3.0])
+    assert "Others" in [text.get_text() for text in panel.get_legend().get_texts()]
+
+
 def test_seeds_out_of_bounds_are_refused(monkeypatch, capsys, root):
     monkeypatch.setattr("sys.argv", ["results", "memory", "--seeds", "1", "-1", "--root", str(root)])
     with pytest.raises(SystemExit) as ended:
@@ -133,7 +153,7 @@ def test_games_that_no_row_has_yet_are_left_out(monkeypatch, tmp_path):
     part = Part("Two rows", ("dqn", "iqn"), "-cartpole", ("x", "y", "z"), words=("--steps", "1000"))
     monkeypatch.setattr(results, "PARTS", {"tiny": part})
     drawn = []
-    monkeypatch.setattr(figures, "draw_curves", lambda groups, *arguments: drawn.append(groups))
+    monkeypatch.setattr(figures, "draw_curves", lambda groups, *rest, **others: drawn.append(groups))
     monkeypatch.setattr(figures, "save", lambda *arguments: [])
     data = [f"{label}-seed1,{step},1.0,9.0,0,9.0" for label in ("x-dqn", "y-dqn", "x-iqn") for step in (500, 1000)]
     (tmp_path / "tiny.csv").write_text("\n".join(["run,step,seconds,mean,std,median", *data, ""]))

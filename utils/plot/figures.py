@@ -108,12 +108,17 @@ def pyplot() -> Any:
 
 
 def draw_curves(
-    groups: Mapping[str, Sequence[Run]], axes: Sequence[str], statistic: str, title: str, each: bool = False
+    groups: Mapping[str, Sequence[Run]],
+    axes: Sequence[str],
+    statistic: str,
+    title: str,
+    each: bool = False,
+    dashed: Mapping[str, Curve] | None = None,
 ) -> Any:
     """Return a figure with a panel for each metric and axis, at most MAX_COLUMNS of them in a row.
 
     The runs of a group become one curve with a bootstrap band, by a statistic of CENTERS against axes of AXES. With
-    `each`, every run is a thin line, too.
+    `each`, every run is a thin line, too. The `dashed` curves of others are added to the first panel.
     """
     plots = pyplot()
     from matplotlib.ticker import EngFormatter
@@ -138,6 +143,9 @@ def draw_curves(
         panel.set(xlabel=AXES[axis][2], ylabel=metric)
         panel.set_title(subtitle, fontsize="small")
         panel.grid(alpha=0.3)
+    for label, curve in (dashed or {}).items():
+        field, unit, _ = AXES[axes[0]]
+        grid[0][0].plot(getattr(curve, field) / unit, curve.values, "--", label=label)
     _draw_legend(figure, grid[0][0], columns)
     figure.suptitle(title)
     return figure
