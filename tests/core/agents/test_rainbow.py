@@ -319,6 +319,67 @@ def test_learning_moves_means_and_sigmas():
     assert unmoved == [] and any(name.endswith("bias_sigma") for name in before)
 
 
+def test_an_update_of_the_whole_network_equals_float64(monkeypatch):
+    """Each pass has its own noise, the head is dueling, and Adam takes the step of the clipped gradient."""
+    torch.manual_seed(0)
+    agent, batch, drawn, randn = make_noisy(clip_norm=0.01), random_batch(2), [], torch.randn
+    settings, atoms = agent.params, agent.model.params.atoms
+    with torch.no_grad():
+        for tensor in agent.target.parameters():
+            tensor += 0.1 * randn(tensor.shape)
+    online, target = (
+        {name: tensor.double().clone() for name, tensor in model.state_dict().items()}
+        for model in (agent.model, agent.target)
+    )
+    monkeypatch.setattr(torch, "randn", lambda *sizes, **kinds: (drawn.append(randn(*sizes, **kinds)), drawn[-1])[1])
+    output = agent.learn(batch)
+    passes = [[torch.sign(noise) * noise.double().abs().sqrt() for noise in drawn[k : k + 4]] for k in (0, 4, 8)]
+
+    def logits(weights, states, factors):
+        def noisy(name, inputs, both):
+            first, second = both.split([inputs.shape[1], len(both) - inputs.shape[1]])
+            weight = weights[f"q.{name}.weight"] + weights[f"q.{name}.weight_sigma"] * second[:, None] * first
+            return inputs @ weight.T + weights[f"q.{name}.bias"] + weights[f"q.{name}.bias_sigma"] * second
+
+        features = (states @ weights["torso.1.weight"].T + weights["torso.1.bias"]).relu()
+        # The value is the same, and the gradient is divided by the root of 2.
+        features = features * 0.5**0.5 + features.detach() * (1 - 0.5**0.5)
+        streams = (("advantage", factors[:2]), ("value", factors[2:]))
+        advantage, value = (
+            noisy(f"{name}.2", noisy(f"{name}.0", features, pair[0]).relu(), pair[1]).unflatten(1, (-1, atoms))
+            for name, pair in streams
+        )
+        return value + advantage - advantage.mean(1, keepdim=True)
+
+    window = batch.window
+    states, finals = window.observations.double()
+    rows = torch.arange(len(states))
+    support = torch.linspace(settings.v_min, settings.v_max, atoms, dtype=torch.float64)
+    best = (logits(online, finals, passes[1]).softmax(2) @ support).argmax(1)
+    bootstrap = logits(target, finals, passes[0])[rows, best].softmax(1)
+    rewards, factors = np.zeros(len(states)), np.ones(len(states))
+    for sample in range(len(states)):
+        for step_ind in range(settings.n_step):
+            if window.lasts[step_ind, sample]:
+                break
+            rewards[sample] += factors[sample] * float(window.rewards[step_ind, sample])
+            factors[sample] *= settings.gamma * float(window.discounts[step_ind, sample])
+    moved = torch.from_numpy(algorithm_1(bootstrap.numpy(), rewards, factors, settings.v_min, settings.v_max))
+    for tensor in online.values():
+        tensor.requires_grad_()
+    taken = logits(online, states, passes[2])[rows, window.actions[0]].log_softmax(1)
+    losses = (torch.xlogy(moved, moved) - moved * taken).sum(1)
+    (losses * batch.weights.double()).mean().backward()
+    norm = torch.stack([tensor.grad.norm() for tensor in online.values()]).norm()
+    np.testing.assert_allclose(output.priorities.numpy(), losses.detach().numpy(), rtol=1e-3, atol=1e-5)
+    assert float(output.statistics["grad_norm"]) == pytest.approx(float(norm), rel=1e-4) and norm > settings.clip_norm
+    for name, tensor in agent.model.named_parameters():
+        gradient = online[name].grad * settings.clip_norm / norm  # Adam's first step: both moments are unbiased
+        moment = gradient / (gradient.abs() + settings.optimizer_eps)
+        expected = online[name].detach() - settings.learning_rate * moment
+        np.testing.assert_allclose(tensor.detach().numpy(), expected.numpy(), atol=1e-6, err_msg=name)
+
+
 # configs ----------------------------------------------------------------------------------------------------------
 ROW = "rainbow-minatar-breakout"
 MEMORY = {
