@@ -4,6 +4,8 @@
 - The distribution is C51's (1707.06887) or, in its place, that of quantile regression (1710.10044).
 - Prioritised replay is the memory `prioritized` with alpha 0.5. The priority of a new step is the largest one seen, as
   in the paper. Then it is the step's loss: KL(target || prediction) for C51, the quantile Huber loss for quantiles.
+- Other code (Dopamine, dqn_zoo, Kaixhin/Rainbow) takes the cross entropy in place of KL. It is never below the target's
+  entropy, so priorities differ less there, and importance weights are nearer to 1.
 - Munchausen targets (2007.14430) are options of quantiles. C51's atoms cannot stand for a mixture over actions that the
   target would need, so both together are refused.
 - Deviation: a truncated episode bootstraps from its final observation.
