@@ -150,7 +150,9 @@ CONFIGS += [
     {"name": "prior-ddqn-wizard_of_wor", "game": "wizard_of_wor", **GROUP_NORM, **PRIORITIZED},
 ]
 
-# Rainbow (1710.02298); evaluations have an epsilon of 0.001 on Atari.
+# Rainbow (1710.02298). Evaluations have an epsilon of 0.001 on Atari, and no noise. The paper names no limit of the
+# gradient's norm; 10 is that of dqn_zoo. The noise begins at the paper's sigma of 0.5. Its footnote advises 0.1 for
+# noise drawn on a CPU, which dqn_zoo, Dopamine's full Rainbow and Kaixhin/Rainbow have everywhere.
 RAINBOW = {"agent_type": "rainbow", "memory_type": "prioritized", "memory.alpha": 0.5}
 RAINBOW_ATARI = {**RAINBOW, "env_type": "atari", "model_type": "rainbow-cnn", "memory.capacity": 1_000_000,
                  "memory.beta_updates": 12_500_000, "agent.evaluation_epsilon": 0.001}
@@ -216,7 +218,10 @@ ATOMS = {**PLAIN_DISTRIBUTION, "agent_type": "rainbow", "model_type": "rainbow-c
 QUANTILES = {"agent.distribution": "quantile", "model.atoms": 200, "agent.learning_rate": 5e-5}
 IQN = {**PLAIN_DISTRIBUTION, "agent_type": "iqn", "model_type": "iqn-cnn", "agent.quantiles": 64,
        "agent.target_quantiles": 64}
-# Munchausen (2007.14430) with its paper's Adam.
+# Munchausen (2007.14430) with its paper's Adam. Replay, pace and environment of M_DQN and M_IQN are those of NATURE
+# and IQN, with which they are compared. The paper's code (github.com/google-research/google-research, munchausen_rl)
+# differs in them: sticky actions, no lives, 20,000 steps before the first update, 2,000 updates between those of the
+# target. M-IQN acts by draws from its soft policy there.
 MUNCHAUSEN = {"agent.munchausen_alpha": 0.9, "agent.munchausen_temperature": 0.03, "agent.munchausen_clip": -1.0,
               "agent.double_q": False}
 M_IQN = {**IQN, **MUNCHAUSEN, "agent.exploration_epsilon_steps": 250_000}
@@ -474,9 +479,10 @@ CONFIGS += [
      "agent.learning_rate": 7e-4, "agent.entropy_cost": 0.0},
 ]
 
-# PQN (2407.04811) with the settings of its authors' code (github.com/mttga/purejaxql, purejaxql/config/alg). Its runs
-# have 10 M agent steps, and epsilon falls over a tenth of them. Not the paper's: pictures are in 0 .. 1 also on MinAtar
-# (the code divides its planes by 255), and rewards of CartPole are not scaled by 0.1.
+# PQN (2407.04811) with the settings of its authors' code (github.com/mttga/purejaxql, purejaxql/config/alg). Epsilon
+# falls over a tenth of a run. Runs on Atari have 10 M agent steps as in that code's commit 0436c80; since 2205ae5 they
+# have 50 M, of which epsilon takes 5 M. Not the paper's: pictures are in 0 .. 1 also on MinAtar (the code divides its
+# planes by 255), and rewards of CartPole are not scaled by 0.1.
 PQN = {"agent_type": "pqn", "memory_type": "rollouts", "model.norm": "layer", "num_envs_per_actor": 128,
        "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1, "learner.publish_period": 1}
 PQN_ATARI = {**PQN, "env_type": "atari", "model_type": "dqn-cnn", "agent.evaluation_epsilon": 0.001,
