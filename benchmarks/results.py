@@ -115,10 +115,16 @@ PARTS = {
     "pong-small-ppo": Part("PPO on Pong, 42x42", ("ppo",), "-pong-small"),  # its learning rate falls to its last step
     "pong": Part(
         "Pong, 84x84",
-        ("dqn", "rainbow", "apex", "r2d2", "iqn", "impala", "clear", "laser", "elite3", "impact", "ppo", "pqn"),
+        ("dqn", "rainbow", "apex", "r2d2", "iqn", "impala", "clear", "laser", "elite3", "impact", "pqn"),
         "-pong",
         seeds=1,
         words=(STEPS, "25000000", "--target_score", "18", "--evaluator.steps", "100000", "--evaluator.episodes", "30"),
+    ),
+    "pong-ppo": Part(  # its learning rate, too, falls to its last step
+        "PPO on Pong, 84x84",
+        ("ppo",),
+        "-pong",
+        words=("--target_score", "18", "--evaluator.steps", "250000", "--evaluator.episodes", "30"),
     ),
     "breakout": Part(
         "Breakout, 84x84", ("dqn", "rainbow", "impala", "ppo"), "-breakout", seeds=1, words=(STEPS, "10000000")
