@@ -359,7 +359,10 @@ QUEUE, CIRCULAR = {"memory_type": "queue", "memory.capacity": 16}, {"memory_type
 IMPALA = {"agent_type": "impala", "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1,
           "learner.publish_period": 1, "num_envs_per_actor": 16}
 IMPACT = {**IMPALA, **CIRCULAR, "agent_type": "impact"}
-# The learning rate falls over 51 M agent steps; where half of a batch is replayed, these are twice as many updates.
+# On Atari, IMPALA has the settings of its paper (1802.01561, table G.1), which are defaults of agent and environment.
+# Not the paper's are the initial weights (core/models/actor_critic.py) and RMSProp's mean square, which starts at 0.
+# Actors pull parameters every 100 agent steps; those of the paper pull them before each unroll. The learning rate falls
+# over 51 M agent steps; where half of a batch is replayed, these are twice as many updates.
 ON_ATARI = {"env_type": "atari", "model_type": "impala-cnn", "agent.lr_schedule": "linear",
             "agent.lr_schedule_updates": 80_000}
 HALF_NEW = {**ON_ATARI, "agent.lr_schedule_updates": 160_000}
@@ -380,6 +383,7 @@ ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "
 MILLION_STEPS = {"capacity": 50_000}
 CLEAR = {**replay(0.5, "reservoir", **MILLION_STEPS), "agent.policy_cloning_cost": 0.01,
          "agent.value_cloning_cost": 0.005}
+# The relevance compares pi with mu. LASER compares pi with the policy whose values V-trace learns (implied).
 TRUST_REGION = {"agent.relevance": "kl", "agent.relevance_threshold": 0.3}
 LASER = {**replay(0.75, "standard"), **TRUST_REGION}
 ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 6, "alfa_annealing_factor": 2.0,

@@ -205,7 +205,9 @@ class ImpalaCNN(ActorCritic, torso=ImpalaTorso):
     """IMPALA's shallow network (1802.01561, figure 3, left), for 84x84: convolutions 16 8x8/4, 32 4x4/2; F = 256.
 
     Deviations of both networks, usual on Atari: no language input, no last action, no last reward; the LSTM (256 units
-    in the paper's figure) is an option.
+    in the paper's figure) is an option. All layers of the published code (scalable_agent) have a gain of 1. The weights
+    here are larger in the torso and smaller in the policy. On Pong, the first gradient of this network's value is
+    therefore three times as large, and little of the policy's reaches the torso.
     """
 
 
