@@ -470,13 +470,16 @@ CONFIGS += [
      "model.hidden": 128, "agent.unroll_length": 64, "agent.learning_rate": 1e-3,
      "num_envs_per_actor": 32, "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 500,
      "steps": 500_000},
-    # A picture and a vector, with the settings of rl-starter-files (github.com/lcswillems/rl-starter-files, train.py),
-    # where the learning rate does not fall and Adam's epsilon is 1e-8; needs pip install -e ".[minigrid]".
+    # A picture and a vector, with the settings of rl-starter-files (github.com/lcswillems/rl-starter-files, train.py).
+    # Its learning rate does not fall, and Adam's epsilon is 1e-8. Its value loss has no factor 0.5, and it does not
+    # normalise advantages (github.com/lcswillems/torch-ac, ppo.py). Needs pip install -e ".[minigrid]".
     {"name": "ppo-minigrid-doorkey", "game": "minigrid:MiniGrid-DoorKey-5x5-v0", **PPO, "env_type": "gym",
      "model_type": "minatar-ac", "env.max_byte": 10, "agent.learning_rate": 1e-3, "agent.minibatches": 8,
      "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.period": 10.0,
      "evaluator.episodes": 20, "steps": 100_000},
-    # A2C as PPO with one epoch of one minibatch (2205.09123, table 1; stable-baselines3's defaults).
+    # A2C as PPO with one epoch of one minibatch (2205.09123, table 1), with stable-baselines3's defaults and the 8
+    # environments of its zoo. There the learning rate is constant, the value loss has no factor 0.5, and RMSProp's
+    # epsilon is added to the root.
     {"name": "a2c-cartpole", **PPO_CARTPOLE, "num_envs_per_actor": 8, "agent.unroll_length": 5,
      "agent.epochs": 1, "agent.minibatches": 1, "agent.gae_lambda": 1.0, "agent.normalize_advantages": False,
      "agent.value_clipping": False, "agent.optimizer": "rmsprop", "agent.optimizer_eps": 1e-5,
@@ -537,6 +540,9 @@ D4PG = {**CONTROL, "agent_type": "d4pg", "model_type": "d4pg-mlp", "agent.n_step
         "agent.critic_learning_rate": 3e-4, "agent.noise_scale": 0.1, "agent.target_update_period": 1,
         "agent.target_update_tau": 0.005}
 FAST = {"agent.learning_rate": 1e-3, "agent.critic_learning_rate": 1e-3}
+# TD3 and SAC have the learning rates of their papers (1e-3 and 3e-4). TD3's newer code (github.com/sfujim/TD3) has 3e-4
+# and 25,000 random steps. Batches of 256 and two layers of 256 are those of SAC and of that code; TD3's paper has
+# batches of 100 and layers of 400 and 300.
 TD3 = {**CONTROL, "agent_type": "td3", "model_type": "td3-mlp"}
 SAC = {**CONTROL, "agent_type": "sac", "model_type": "sac-mlp"}
 CONFIGS += [
