@@ -186,9 +186,10 @@ CLIPPED = {
 @pytest.mark.parametrize("ratio, advantage, loss, slope", CLIPPED.values(), ids=CLIPPED.keys())
 def test_clipped_policy_loss_is_exact_in_every_region(ratio, advantage, loss, slope):
     log_ratios = torch.tensor([[log(ratio)]], dtype=torch.float64, requires_grad=True)
-    found = clipped_policy_loss(log_ratios, torch.tensor([[advantage]], dtype=torch.float64), 0.2)
-    (to_ratios,) = gradient(found.sum(), log_ratios)
-    assert (float(found.detach()), float(to_ratios.item())) == pytest.approx((loss, slope))
+    advantages = torch.tensor([[advantage]], dtype=torch.float64, requires_grad=True)
+    found = clipped_policy_loss(log_ratios, advantages, 0.2)
+    to_ratios, to_advantages = gradient(found.sum(), log_ratios, advantages)
+    assert (float(found.detach()), float(to_ratios.item())) == pytest.approx((loss, slope)) and to_advantages is None
 
 
 # V, V_old, target -> loss and its gradient to V, at epsilon .5
@@ -207,6 +208,16 @@ def test_clipped_value_loss_is_exact_in_every_region(value, old, target, loss, s
     found = clipped_value_loss(value, old, target, 0.5)
     to_value, *others = gradient(found.sum(), value, old, target)
     assert (float(found.detach()), float(to_value.item())) == pytest.approx((loss, slope)) and others == [None, None]
+
+
+def test_rounding_does_not_clip_values_that_moved_little():
+    """In float32 V_old + (V - V_old) is not always V. A value that counts as clipped has no gradient."""
+    generator = np.random.default_rng(0)
+    values, old, targets = generator.uniform(-0.2, 0.2, (3, 1, 1_000)).astype(np.float32)
+    assert (old + (values - old) != values).any()
+    tensors = [torch.from_numpy(array) for array in (values, old, targets)]
+    (to_values,) = gradient(clipped_value_loss(tensors[0].requires_grad_(), *tensors[1:], 0.5).sum(), tensors[0])
+    np.testing.assert_array_equal(to_values, values - targets)
 
 
 def test_beta_max_bounds_the_correction():

@@ -134,6 +134,15 @@ def test_without_clips_large_ratios_give_no_nan(trace_lambda):
         assert returns.advantages[:, b].tolist() == pytest.approx(advantages, rel=1e-3, abs=1e-3)
 
 
+def test_an_error_that_floats_cannot_hold_is_finite_in_the_sum():
+    """The error of step 0 is 10 times the largest ratio; the correction that reaches it is its product with another."""
+    log_ratios, rewards, values = column(200.0, 200.0), column(10.0, -10.0), column(0.0, 0.0, 0.0)
+    window = [tensor.float() for tensor in (log_ratios, rewards, column(1.0, 1.0), values)]
+    returns = vtrace(*window, rows(True, True), rho_bar=inf, c_bar=inf, pg_rho_bar=inf, trace_lambda=1.0)
+    largest = float(np.finfo(np.float32).max) / 8
+    assert numbers(returns.targets) == [-largest, -largest]
+
+
 def test_on_policy_targets_are_n_step_bellman_targets():
     returns = vtrace(
         column(0, 0, 0),
