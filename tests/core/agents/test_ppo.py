@@ -203,8 +203,23 @@ def test_a_stopped_update_counts_all_its_steps_in_the_schedule():
     batch, logits, values = random_unrolls(3, length=6, streams=10)
     settings = {"lr_schedule": "linear", "lr_schedule_updates": 4, "learning_rate": 1.0, "target_kl": 1e-6}
     agent = table_agent(PPO, logits, values, batch_size=10, epochs=3, **settings)
-    rates = [float(agent.learn(batch).statistics["lr"]) for _ in range(3)]
-    assert rates == pytest.approx([1.0, 0.75, 0.5])
+    rates = [float(agent.learn(batch).statistics["lr"]) for _ in range(4)]
+    assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25])
+
+
+def test_an_update_that_skips_its_first_step_alone_is_skipped(monkeypatch):
+    batch, logits, values = random_unrolls(3, length=6, streams=10)
+    agent = table_agent(PPO, logits, values, batch_size=10, epochs=1, minibatches=2)
+    loss, factors = PPO._loss, iter([torch.nan, 1.0])
+
+    def faulty_loss(self, samples, part):
+        found = loss(self, samples, part)
+        return found._replace(loss=found.loss * next(factors))
+
+    monkeypatch.setattr(PPO, "_loss", faulty_loss)
+    before = [parameter.clone() for parameter in agent.model.parameters()]
+    assert agent.learn(batch).skipped
+    assert not all(map(torch.equal, before, agent.model.parameters()))  # the second step was taken
 
 
 @pytest.mark.parametrize("minibatches", [1, 3, 60])
@@ -280,6 +295,21 @@ def test_rewards_are_divided_by_the_deviation_of_returns():
     found = agent._rewards(window, ~window.lasts[:-1])
     assert found[0, 0] == MAX_REWARD
     assert float(found[1, 1]) == pytest.approx(7 / float(returns[:-1].std(correction=0)), rel=1e-5)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_nan_reward_leaves_the_statistics_unless_no_action_earned_it(is_last):
+    batch = random_unrolls(1, length=4, streams=2)[0]
+    agent = control_agent(normalize_rewards=True)
+    agent.init_learner()
+    rewards, lasts = torch.ones_like(batch.window.rewards), torch.zeros_like(batch.window.lasts)
+    rewards[1, 0], lasts[1, 0] = torch.nan, is_last
+    returns = torch.arange(10.0).view(5, 2)
+    window = batch.window._replace(rewards=rewards, lasts=lasts, extras={"discounted_return": returns})
+    agent._rewards(window, ~lasts[:-1])
+    counted = [8.0, np.arange(8).mean(), np.arange(8).var()] if is_last else [0.0, 0.0, 1.0]
+    found = [float(buffer) for buffer in (agent._returns.count, agent._returns.mean, agent._returns.variance)]
+    assert found == pytest.approx(counted)
 
 
 def test_continuous_actions_are_stretched_clipped_and_stored_as_drawn():
