@@ -90,6 +90,12 @@ def test_generalised_advantages_are_sums_of_errors_up_to_an_episodes_end(trace_l
             assert float(found[1][s, b]) == pytest.approx(values[s, b] + expected, abs=1e-12)
 
 
+def test_generalised_advantages_carry_no_gradient():
+    rows, values = torch.ones(3, 2), torch.ones(4, 2, requires_grad=True)
+    found = generalised_advantages(rows, rows, values, rows.bool(), 0.9)
+    assert [tensor.requires_grad for tensor in found] == [False, False]
+
+
 def test_generalised_advantages_refuse_shapes_that_do_not_fit():
     rows = torch.zeros(3, 2)
     for wrong in ((rows, rows, rows, rows.bool()), (rows, rows[:2], torch.zeros(4, 2), rows.bool())):
