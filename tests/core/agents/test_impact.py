@@ -253,6 +253,7 @@ def test_a_non_finite_loss_changes_nothing(optimizer):
     assert agent.learn(batch._replace(window=window)).skipped
     after = agent.state_dict()
     assert not differences(before["model"], after["model"]) and before["kl_coefficient"] == after["kl_coefficient"]
+    assert not differences(before["target"], after["target"])  # an update of the target was due
     assert not differences(before["optimizer"]["optimizer"]["state"], after["optimizer"]["optimizer"]["state"])
     assert not agent.learn(batch).skipped
 
