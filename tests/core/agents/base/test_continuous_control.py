@@ -250,6 +250,16 @@ def test_sac_moves_its_temperature_towards_the_target_entropy():
     assert fixed.log_temperature.exp().item() == pytest.approx(0.2)
 
 
+def test_policy_critic_and_temperature_have_rates_and_decays_of_their_own():
+    """The decay of a logarithm would pull the temperature towards 1."""
+    settings = {"learning_rate": 1e-3, "critic_learning_rate": 2e-3, "weight_decay": 0.1, "critic_weight_decay": 0.2}
+    agent = make_agent("sac", **settings)
+    agent.learn(make_batch(agent))
+    optimizers = agent.policy_optimizer, agent.critic_optimizer, agent.temperature_optimizer
+    groups = [group for optimizer in optimizers for group in optimizer._optimizer.param_groups]
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(1e-3, 0.1), (2e-3, 0.2), (1e-3, 0.0)]
+
+
 # gradients --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_policys_loss_does_not_reach_the_critic(kind):
