@@ -146,9 +146,9 @@ def test_the_greedy_action_of_a_scalar_space_is_the_one_acted(kind):
 
 # targets by hand --------------------------------------------------------------------------------------------------
 def test_ddpg_n_step_targets_handle_terminations_and_truncations():
-    agent = make_agent("ddpg", n_step=2, gamma=0.9)
+    agent, generator = make_agent("ddpg", n_step=2, gamma=0.9), torch.Generator().manual_seed(3)
     for part in agent.online_vectors.both, agent.target_vectors.both:
-        part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(3)) * 0.3)
+        part.copy_(torch.randn(part.shape, generator=generator) * 0.3)
     batch = make_batch(agent)
     window = batch.window
     values = agent.model.critic(window.observations[0], window.actions[0])[0, :, 0]
@@ -216,6 +216,7 @@ def test_td3_bootstraps_from_the_lower_critic_at_a_noisy_action():
 
 def test_sac_bootstraps_from_the_current_policy_with_entropy():
     agent = make_agent("sac", temperature=0.3)
+    agent.target_vectors.both.mul_(0.8)  # so that it matters which network is asked
     step = agent.transitions(make_batch(agent))
     torch.manual_seed(5)
     found = agent.bootstrap(step)
