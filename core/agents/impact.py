@@ -5,7 +5,8 @@
 - The memory `circular` is the paper's buffer.
 - The optional weight of KL(pi_target || pi) is adapted where the target is copied, because there the two are farthest
   apart.
-- Deviation: the values in V-trace are those of the online network.
+- Deviations: the values in V-trace are those of the online network. The advantage r + g v_{t+1} - V_t has no factor
+  min(1, pi_target / mu), which V-trace's advantage has in the authors' code (RLlib's APPO).
 """
 
 from typing import Any

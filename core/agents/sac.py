@@ -95,7 +95,11 @@ class SAC(ContinuousControl):
     def update_policy(
         self, transitions: TransitionBatch, apply_if: bool | Tensor
     ) -> tuple[dict[str, Tensor], bool | Tensor]:
-        """Take the policy's step, then adapt the temperature (equation 18)."""
+        """Take the policy's step, then adapt the temperature (equation 18).
+
+        The loss is linear in the logarithm of the temperature, as in stable-baselines3 and the authors' first code. The
+        equation is linear in the temperature itself.
+        """
         temperature = self.log_temperature.detach().exp()  # of the policy's step
         statistics, applied = super().update_policy(transitions, apply_if)
         if self.params.learn_temperature:
