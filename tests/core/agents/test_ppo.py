@@ -255,6 +255,35 @@ def test_minibatches_of_a_recurrent_network_are_whole_unrolls(monkeypatch):
     assert torch.equal(unrolls, batch.window.observations[:-1, order])
 
 
+def test_a_recurrent_rollout_bootstraps_from_its_last_observation(monkeypatch):
+    settings = {**test_staged_update.UNROLLS, "gae_lambda": 0.0, "gamma": 0.9}
+    monkeypatch.setitem(test_staged_update.AGENTS, "parts", (PPO, settings, {"lstm": 5}))
+    agent = test_staged_update.make_agent("parts")
+    window = test_staged_update.make_batch(agent, 0).window
+    state = window.states
+    with torch.no_grad():
+        targets = agent.samples(window, on_policy=True)[0].targets[-1]
+        for observation, first in zip(window.observations, window.firsts):
+            state = tuple(part.masked_fill(first[:, None], 0.0) for part in state)
+            output, state = agent.model(observation, state)
+    expected = window.rewards[-2] + 0.9 * window.discounts[-2] * output.value
+    took_action = ~window.lasts[-2]
+    torch.testing.assert_close(targets[took_action], expected[took_action])
+
+
+def test_a_recurrent_loss_starts_from_the_stored_states(monkeypatch):
+    """Where the behaviour policy is the network's own, its divergence is 0 in the first minibatch."""
+    settings = {**test_staged_update.UNROLLS, "epochs": 1, "minibatches": 1}
+    monkeypatch.setitem(test_staged_update.AGENTS, "parts", (PPO, settings, {"lstm": 5}))
+    agent = test_staged_update.make_agent("parts")
+    batch = test_staged_update.make_batch(agent, 0)
+    with torch.no_grad():
+        for part in agent.model.parameters():  # the policy begins as almost uniform, which would hide mistakes
+            part.normal_(0.0, 0.4)
+        batch.window.extras["logits"].copy_(agent.unroll(batch.window)[0].logits)
+    assert float(agent.learn(batch).statistics["approximate_kl"]) == pytest.approx(0.0, abs=1e-6)
+
+
 # rewards and observations -----------------------------------------------------------------------------------------
 CONTROL = EnvSpec(
     "control", ArraySpec((3,), "float32"), 0, Continuous(np.array([-2, 0], np.float32), np.array([2, 5], np.float32))
