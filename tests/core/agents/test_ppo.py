@@ -222,6 +222,13 @@ def test_an_update_that_skips_its_first_step_alone_is_skipped(monkeypatch):
     assert not all(map(torch.equal, before, agent.model.parameters()))  # the second step was taken
 
 
+def test_ratios_that_floats_cannot_hold_skip_no_update():
+    batch, logits, values = random_unrolls(3, length=6, streams=10)
+    agent = table_agent(PPO, logits, values, batch_size=10)
+    batch.window.extras["logits"][:-1].scatter_(2, batch.window.actions[:-1, :, None], -1_000.0)
+    assert not agent.learn(batch).skipped
+
+
 @pytest.mark.parametrize("minibatches", [1, 3, 60])
 def test_minibatches_have_every_step_once_an_epoch(monkeypatch, minibatches):
     batch, logits, values = random_unrolls(4, length=6, streams=10)

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
+import torch
 
-from core.memories.sum_tree import SumTree
+from core.memories.sum_tree import CumulativeLeaves, SumTree
 from tests.core.memories.trees import check_tree
 
 
@@ -91,6 +92,13 @@ def test_zero_leaves_are_never_found_despite_rounding():
             [ends, np.nextafter(ends, 0), np.nextafter(ends, np.inf), generator.random(1000) * tree.total]
         )
         assert (tree.leaves[tree.find(sums)] > 0).all()
+
+
+def test_on_a_device_leaves_of_zero_are_never_found():
+    leaves = CumulativeLeaves(4, torch.device("cpu"))
+    leaves.set(np.array([1, 2]), np.array([1.0, 3.0]))
+    fractions = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)  # rounding may take a fraction to 1
+    assert leaves.find(fractions).tolist() == [1, 2, 2]  # a leaf begins at the sum before it
 
 
 def test_check_detects_a_parent_that_is_not_its_childrens_sum():
