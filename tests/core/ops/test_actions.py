@@ -99,6 +99,13 @@ def test_without_a_mask_scores_stay_themselves():
     assert mask_actions(logits, None) is logits
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_an_illegal_action_is_worse_than_any_value(dtype):
+    largest = torch.finfo(dtype).max
+    scores = torch.tensor([[0.0, -0.9 * largest, largest]], dtype=dtype)
+    assert mask_actions(scores, torch.tensor([[False, True, False]])).argmax(1).tolist() == [1]
+
+
 def test_random_legal_actions_are_uniform_and_epsilon_greedy_takes_them():
     legal = np.array([[1, 0, 1, 1, 1, 0, 0], [0, 1, 0, 0, 1, 1, 1]], bool).repeat(6_000, 0)
     drawn = random_legal_actions(legal, NVEC, np.random.default_rng(1))
@@ -147,6 +154,11 @@ def test_epsilon_greedy_uses_each_environments_epsilon():
     actions = np.array([epsilon_greedy(np.full(3, 2), 4, epsilon, generator) for _ in range(20_000)])
     departed = (actions != 2).mean(0)
     assert departed == pytest.approx(epsilon * 3 / 4, abs=0.02)
+
+
+def test_environments_explore_independently():
+    actions = epsilon_greedy(np.zeros(20_000, np.int64), 4, np.ones(20_000), np.random.default_rng(1))
+    np.testing.assert_allclose(np.bincount(actions, minlength=4) / 20_000, 0.25, atol=0.02)
 
 
 def test_an_ornstein_uhlenbeck_step_follows_its_equation():

@@ -87,6 +87,15 @@ def test_within_the_support_the_mean_is_that_of_the_moved_return():
     np.testing.assert_allclose(target @ support, returns + factors * (probabilities @ support), atol=1e-4)
 
 
+@pytest.mark.parametrize("broken", ["returns", "factors"])
+def test_a_projection_of_nan_is_nan_for_its_sample_alone(broken):
+    probabilities, returns, factors = some_distributions(3, 5), np.zeros(3), np.ones(3)
+    {"returns": returns, "factors": factors}[broken][1] = np.nan
+    target = project(probabilities, returns, factors, -1.0, 1.0)
+    assert np.isnan(target[1]).any()
+    np.testing.assert_allclose(target[[0, 2]], probabilities[[0, 2]], atol=1e-6)
+
+
 def test_the_projection_has_no_gradient():
     probabilities = torch.full((1, 3), 1 / 3, requires_grad=True)
     assert not categorical_projection(probabilities, torch.ones(1), torch.ones(1), 0.0, 1.0).requires_grad
