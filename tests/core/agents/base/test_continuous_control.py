@@ -101,6 +101,16 @@ def test_noisy_actions_stay_within_the_bounds_of_the_space(kind):
     assert not np.array_equal(greedy, taken)
 
 
+def test_noise_restarts_where_an_episode_starts():
+    agent = make_agent("ddpg", noise="ornstein-uhlenbeck", noise_scale=0.0, ou_dt=1.0)
+    exploration = agent.exploration(0, 1, 2, np.random.default_rng(0))
+    exploration._state = np.full((2, 3), 0.01)
+    observation = np.zeros((2, 5), np.float32)
+    agent.act(timestep(observation, np.array([True, False])), (), exploration)
+    assert exploration._state[0].tolist() == [0, 0, 0]
+    assert exploration._state[1].tolist() == pytest.approx([0.01 * 0.85] * 3)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_and_batch_norm_of_a_policy_work_in_updates_only(kind):
     agent = make_agent(kind, learner=False, noise="none")
@@ -193,6 +203,16 @@ def test_d4pg_projects_the_n_step_distribution_as_the_paper_does():
         assert float(losses.losses[sample].detach()) == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_perfect_distribution_has_a_valid_priority():
+    agent = make_agent("d4pg", gamma=1.0)
+    batch = make_batch(agent, batch_size=500)
+    batch.window.rewards.zero_()
+    step = agent.transitions(batch)
+    logits = 3 * torch.randn(1, 500, 11)
+    found = agent.critic_losses(step, logits, logits)
+    assert (found.losses < 0).any() and (found.priorities >= 0).all() and found.priorities.max() < 1e-5
+
+
 def test_td3_bootstraps_from_the_lower_critic_at_a_noisy_action():
     agent = make_agent("td3", smoothing_scale=50.0, smoothing_clip=0.5)
     agent.target.critic.forward = lambda observation, action: action
@@ -214,6 +234,37 @@ def test_td3_bootstraps_from_the_lower_critic_at_a_noisy_action():
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_alone_bootstrap_except_for_sacs_policy(kind):
+    agent = make_agent(kind)
+    step = agent.transitions(make_batch(agent))
+
+    def bootstrap():
+        torch.manual_seed(5)
+        return agent.bootstrap(step)
+
+    for network, matters in (
+        (agent.model.policy, kind == "sac"),
+        (agent.model.critic, False),
+        (agent.target.policy, kind != "sac"),
+        (agent.target.critic, True),
+    ):
+        before = bootstrap()
+        assert not before.requires_grad
+        with torch.no_grad():
+            for part in network.parameters():
+                part.mul_(1.5)
+        assert torch.equal(before, bootstrap()) is not matters
+
+
+def test_td3_draws_a_noise_for_each_transition():
+    agent = make_agent("td3")
+    agent.target.policy.forward = lambda observation: torch.zeros(len(observation), 3)
+    agent.target.critic.forward = lambda observation, action: action
+    noise = agent.bootstrap(agent.transitions(make_batch(agent, batch_size=5_000)))
+    assert float(noise.std(0).min()) == pytest.approx(0.2, rel=0.1) and abs(float(noise.mean())) < 0.02
+
+
 def test_sac_bootstraps_from_the_current_policy_with_entropy():
     agent = make_agent("sac", temperature=0.3)
     agent.target_vectors.both.mul_(0.8)  # so that it matters which network is asked
@@ -224,6 +275,38 @@ def test_sac_bootstraps_from_the_current_policy_with_entropy():
     action, log_density = agent._sample(agent.model.policy(step.next_observation))
     expected = agent.target.critic(step.next_observation, action)[:, :, 0] - 0.3 * log_density
     assert torch.allclose(found[:, :, 0], expected, atol=1e-5) and not torch.equal(found[0], found[1])
+
+
+def test_sac_bounds_the_deviations_of_its_policy():
+    agent = make_agent("sac")
+    outputs = [torch.cat([torch.zeros(4, 3), torch.full((4, 3), value)], 1) for value in (2.0, 90.0, -20.0, -90.0)]
+    samples = []
+    for output in outputs:
+        torch.manual_seed(2)
+        samples.append(agent._sample(output))
+    for bound, beyond in (samples[:2], samples[2:]):
+        assert all(torch.equal(*pair) and pair[0].isfinite().all() for pair in zip(bound, beyond))
+
+
+def test_sacs_evaluations_take_the_tanh_of_the_mean():
+    means = torch.tensor([[0.3, -2.0, 40.0]])
+    agent = make_agent("sac", space(3, low=-2.0, high=2.0))
+    action = agent.greedy(torch.cat([means, torch.ones(1, 3)], 1))["action"]
+    torch.testing.assert_close(action, 2 * means.tanh())
+
+
+def test_sacs_policy_maximises_the_lower_of_both_critics():
+    agent = make_agent("sac", learn_temperature=False, temperature=1e-6, policy_update_period=1)
+    batch = make_batch(agent)
+    agent.critic_optimizer._optimizer.step = agent.policy_optimizer._optimizer.step = lambda: None
+    agent._sample = lambda output: (output[:, :3].tanh(), torch.zeros(len(output)))
+    found = agent.learn(batch).statistics["policy_loss"]
+    observation = batch.window.observations[0]
+    with torch.no_grad():
+        values = agent.model.critic(observation, agent.model.policy(observation)[:, :3].tanh())[:, :, 0]
+    lower = [min(pair) for pair in values.T.tolist()]
+    assert any(low != first for low, first in zip(lower, values[0].tolist()))
+    assert float(found) == pytest.approx(-sum(lower) / len(lower), rel=1e-5)
 
 
 def test_sac_maximises_what_a_subclass_makes_of_the_critics():
@@ -259,6 +342,22 @@ def test_policy_critic_and_temperature_have_rates_and_decays_of_their_own():
     optimizers = agent.policy_optimizer, agent.critic_optimizer, agent.temperature_optimizer
     groups = [group for optimizer in optimizers for group in optimizer._optimizer.param_groups]
     assert [(group["lr"], group["weight_decay"]) for group in groups] == [(1e-3, 0.1), (2e-3, 0.2), (1e-3, 0.0)]
+
+
+def test_sac_aims_at_minus_one_nat_a_number_unless_told():
+    for settings, excess in (({}, 3.0), ({"target_entropy": 1.5}, -1.5)):
+        agent = make_agent("sac", **settings)
+        agent.temperature_optimizer._optimizer.step = lambda: None
+        entropy = float(agent.learn(make_batch(agent)).statistics["entropy"])
+        assert agent.log_temperature.grad.item() == pytest.approx(entropy + excess, rel=1e-4)
+
+
+def test_sacs_temperature_follows_the_schedule_of_its_policy():
+    settings = {"lr_schedule": "linear", "lr_schedule_updates": 10, "policy_update_period": 2}
+    agent = make_agent("sac", **settings)
+    for seed in range(2):
+        agent.learn(make_batch(agent, seed=seed))
+    assert agent.temperature_optimizer.next_lr == agent.policy_optimizer.next_lr == pytest.approx(3e-4 * 0.7)
 
 
 # gradients --------------------------------------------------------------------------------------------------------
@@ -297,6 +396,20 @@ def test_the_policy_gradient_is_the_chain_rule_of_the_critic(kind):
     expected = torch.autograd.grad(action, list(agent.model.policy.parameters()), -slope / len(observation))
     for part, truth in zip(agent.model.policy.parameters(), expected):
         assert torch.allclose(part.grad, truth, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_importance_weights_scale_each_windows_gradient(kind):
+    gradients = []
+    for weights in ([1.0, 0.0], [0.0, 1.0], [0.25, 0.5]):
+        agent = make_agent(kind, **({"smoothing_scale": 0.0} if kind == "td3" else {}))
+        agent._sample = lambda output: (output[:, :3].tanh(), output[:, 3])
+        agent.critic_optimizer._optimizer.step = lambda: None
+        agent.learn(make_batch(agent, batch_size=2, weights=torch.tensor(weights)))
+        gradients.append(agent.online_vectors.critic.grad.clone())
+    first, second, both = gradients
+    assert first.abs().max() > 0 and not torch.allclose(first, second)
+    torch.testing.assert_close(both, 0.25 * first + 0.5 * second)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -408,12 +521,15 @@ def test_a_non_finite_update_changes_no_network_and_no_statistics(kind, target_u
         part.data.mul_(1.5)  # moves the online networks away from the target
     everything = copy.deepcopy([*agent.target.state_dict().values(), *agent.model.state_dict().values()])
     target, count = agent.target_vectors.both.clone(), float(agent.model.normalization.count)
+    temperature = agent.log_temperature.detach().clone() if kind == "sac" else None
     batch = make_batch(agent, seed=1)
     batch.window.rewards[0, 2] = float("nan")
     if planned:
         agent.prepare_updates(1)
     output = agent.learn(batch)
     assert output.skipped and (planned or output.priorities is None)
+    if kind == "sac":
+        assert torch.equal(temperature, agent.log_temperature)
     assert same(everything, [*agent.target.state_dict().values(), *agent.model.state_dict().values()])
     if planned:
         agent.prepare_updates(1)
