@@ -39,8 +39,6 @@ class RunningNormalization(nn.Module):
 
         If `apply_if` is False, nothing changes. It is a tensor where Python may not read it.
         """
-        if apply_if is False:
-            return
         vectors = vectors.to(self.mean.device).float().flatten(1)
         variance, mean = torch.var_mean(self._clip_outliers(vectors), 0, correction=0)
         group_mean = all_reduce_mean(mean)
@@ -48,6 +46,8 @@ class RunningNormalization(nn.Module):
         number = len(vectors) * num_learners() * apply_if
         total = self.count + number
         share = number / total.clamp(min=1)
+        # A skipped batch may hold NaN, which a share of 0 would not keep away.
+        mean, variance = torch.where(share > 0, mean, self.mean), torch.where(share > 0, variance, self.variance)
         difference = mean - self.mean
         self.mean += share * difference
         self.variance.mul_(1 - share).add_(share * variance + share * (1 - share) * difference.square())

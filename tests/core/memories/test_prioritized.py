@@ -104,6 +104,13 @@ def test_beta_is_annealed_linearly_and_stays_at_its_end():
     assert betas == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0, 1.0])
 
 
+def test_beta_counts_every_batch_of_a_draw():
+    memory, _, _ = filled(beta_start=0.4, beta_end=1.0, beta_updates=6)
+    memory.batches_per_sample = 2
+    memory.sample(4)
+    assert memory.statistics()["beta"] == pytest.approx(0.4 + 0.6 * 2 / 6)
+
+
 def test_samples_are_stratified():
     memory, plays, _ = filled(steps=16, alpha=1.0, priority_epsilon=1e-9, end=0.0)
     memory.sample(1)

@@ -66,3 +66,25 @@ def test_a_shift_of_all_observations_is_followed():
     normalization = seen([np.random.default_rng(3).normal(size=(64, 1)) + 500 * (number > 5) for number in range(200)])
     whole = np.concatenate([np.full(6 * 64, 0.0), np.full(194 * 64, 500.0)])
     assert float(normalization.mean) == pytest.approx(whole.mean(), rel=1e-2)
+
+
+@pytest.mark.parametrize("fault", [np.nan, np.inf, 1e20])
+@pytest.mark.parametrize("apply_if", [False, torch.tensor(False)])
+def test_a_skipped_update_changes_nothing(apply_if, fault):
+    normalization, vectors = seen(batches_of(np.random.default_rng(4), count=2)), torch.ones(8, 5)
+    before = [tensor.clone() for tensor in normalization.buffers()]
+    vectors[3] = fault
+    normalization.update(vectors, apply_if)
+    assert all(torch.equal(*pair) for pair in zip(before, normalization.buffers()))
+
+
+def test_normalised_numbers_are_within_ten_deviations():
+    normalization, far = seen(batches_of(np.random.default_rng(5))), torch.full((1, 5), 1e9)
+    assert normalization(torch.cat([far, -far])).tolist() == [[10.0] * 5, [-10.0] * 5]
+    assert RunningNormalization(2)(torch.tensor([[3.0, -50.0]])).tolist() == [[3.0, -10.0]]
+
+
+def test_the_first_batch_is_clipped_around_its_median():
+    """The differences from the median 0 have the median 0.02, so numbers count up to 10 * 1.4826 * 0.02 or 10 * 0.1."""
+    batch = np.array([-0.02, -0.02, -0.02, 0, 0, 0.02, 0.02, 0.02, 5.0])[:, None]
+    assert float(seen([batch]).mean) == pytest.approx((3 * 0.02 - 3 * 0.02 + 1.0) / 9, rel=1e-5)
