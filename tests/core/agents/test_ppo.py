@@ -12,7 +12,7 @@ import torch
 from core.agents.ppo import MAX_REWARD, PPO
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.specs import ArraySpec, Continuous, EnvSpec
-from core.types import TimeStep
+from core.types import TimeStep, restart
 from tests.core.agents.unrolls import SPEC, A, Table, columns, random_unrolls, softmax, table_agent, vtrace_targets
 from tests.core.learning import test_staged_update
 from tests.reliability.test_inline import train
@@ -291,6 +291,30 @@ def test_a_recurrent_loss_starts_from_the_stored_states(monkeypatch):
     assert float(agent.learn(batch).statistics["approximate_kl"]) == pytest.approx(0.0, abs=1e-6)
 
 
+def test_a_recurrent_network_has_no_more_minibatches_than_unrolls(monkeypatch):
+    settings = {**test_staged_update.UNROLLS, "epochs": 1, "minibatches": 8}
+    monkeypatch.setitem(test_staged_update.AGENTS, "parts", (PPO, settings, {"lstm": 5}))
+    agent = test_staged_update.make_agent("parts")
+    agent.learn(test_staged_update.make_batch(agent, 0))
+    assert agent._epochs.optimizer.state_dict()["updates"] == test_staged_update.STREAMS
+
+
+@pytest.mark.parametrize(("kl", "goes_on"), [(0.099, True), (0.101, False)])
+def test_epochs_go_on_up_to_the_target_kl(kl, goes_on):
+    agent = table_agent(PPO, np.zeros((2, 1, A)), np.zeros((2, 1)), batch_size=1, target_kl=0.1)
+    assert bool(agent._is_near({"approximate_kl": torch.tensor(kl)})) is goes_on
+
+
+def test_an_asynchronous_rollout_with_an_infinite_reward_is_skipped():
+    """V-trace bounds its targets, so the advantages alone show the reward."""
+    batch, logits, values = random_unrolls(3, length=6, streams=10)
+    batch.window.rewards[0, int((~batch.window.lasts[0]).nonzero()[0])] = torch.inf
+    agent = table_agent(PPO, logits, values, batch_size=10)
+    before = [part.clone() for part in agent.model.parameters()]
+    assert agent.learn(batch).skipped
+    assert all(torch.equal(*pair) for pair in zip(before, agent.model.parameters()))
+
+
 # rewards and observations -----------------------------------------------------------------------------------------
 CONTROL = EnvSpec(
     "control", ArraySpec((3,), "float32"), 0, Continuous(np.array([-2, 0], np.float32), np.array([2, 5], np.float32))
@@ -305,7 +329,8 @@ def control_agent(network=None, **settings):
 def timestep(rewards, firsts):
     count = len(rewards)
     reward, first = np.array(rewards, np.float32), np.array(firsts)
-    return TimeStep(np.ones((count, 3), np.float32), reward, np.ones(count, np.float32), first, ~first & False, reward)
+    observation, discount = np.ones((count, 3), np.float32), np.ones(count, np.float32)
+    return TimeStep(observation, reward, discount, first, ~first & False, 100 * reward)
 
 
 def test_discounted_returns_are_carried_and_restart_with_an_episode():
