@@ -65,6 +65,12 @@ def test_a_truncated_episode_bootstraps_from_its_last_step():
     assert int(bootstrap_position(lasts)) == 2
 
 
+def test_the_bootstrap_position_leaves_its_argument_as_it_was():
+    lasts = torch.zeros(3, 2, dtype=torch.bool)
+    bootstrap_position(lasts)
+    assert not lasts.any()
+
+
 def test_windows_of_different_shapes_are_refused():
     with pytest.raises(ValueError, match=r"\[n \+ 1, B\]"):
         n_step_return(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3, 1, dtype=torch.bool), 0.9)

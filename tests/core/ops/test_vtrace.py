@@ -224,8 +224,20 @@ def test_outputs_carry_no_gradient_and_inputs_stay_unchanged():
     before = [tensor.clone() for tensor in window]
     returns = vtrace(*(tensor.requires_grad_() for tensor in window[:4]), window[4], **UNCLIPPED)
     assert isinstance(returns, VTraceReturns)
-    assert not returns.targets.requires_grad and not returns.advantages.requires_grad
+    advantages = lambda_advantages(returns, *window[1:], 0.9)
+    assert not any(output.requires_grad for output in (*returns, advantages))
     assert all(torch.equal(now, then) for now, then in zip(window, before))
+
+
+def test_opposite_infinite_corrections_give_no_nan():
+    """The second step's correction is the lowest float, and the ratio of the first multiplies it beyond all floats."""
+    log_ratios, rewards = torch.full((2, 1), 300.0), torch.tensor([[1e30], [-1e30]])
+    discounts, values = torch.ones(2, 1), torch.zeros(3, 1)
+    returns = vtrace(
+        log_ratios, rewards, discounts, values, discounts > 0, **{**UNCLIPPED, "rho_bar": inf, "c_bar": inf}
+    )
+    largest = torch.finfo(torch.float32).max / 8
+    assert returns.targets.flatten().tolist() == pytest.approx([-largest, -largest])
 
 
 @pytest.mark.parametrize("trace_lambda", [0.0, 0.9, 1.0])
@@ -258,6 +270,11 @@ PI, MU = logits_of(0.8, 0.15, 0.05), logits_of(0.5, 0.25, 0.25)
 )
 def test_implied_policy_is_the_normalised_minimum(rho_bar, expected):
     assert implied_policy(PI, MU, rho_bar).exp().flatten().tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_implied_policy_has_no_gradient():
+    logits = PI.clone().requires_grad_()
+    assert not implied_policy(logits, MU, 1.0).requires_grad
 
 
 def test_the_divergence_from_the_implied_policy():
