@@ -62,6 +62,13 @@ def test_masks_follow_the_steps_of_each_episode(legal, where):
     assert steps[2].last.all() and steps[2].action_mask.any(1).all()
 
 
+def test_anything_may_be_returned_where_an_episode_terminates(legal):
+    env = legal([[1, 0, 1], [0, 1, 0], None])
+    steps = [env.reset(1), *(env.step(STAY) for _ in range(3))]
+    assert steps[2].last.all() and steps[2].action_mask.any(1).all()
+    assert steps[3].action_mask.tolist() == [[True, False, True]] * 2
+
+
 def test_masks_of_several_choices_may_be_one_for_each(legal):
     mask = (np.array([1, 0], np.int8), np.array([0, 1, 1], np.int8))
     env = legal([mask] * 3, "info", spaces.MultiDiscrete([2, 3]))

@@ -101,7 +101,8 @@ def agent_and_batches(name, monkeypatch):
         return agent, [double(test_staged_update.make_batch(agent, seed)) for seed in range(6)]
     agent = resident_agents.make_agent(name)
     memory = resident_agents.shared_memory(agent)
-    return agent, [double(memory.sample(SIZE)) for _ in range(6)]
+    weights = torch.linspace(0.2, 1.0, SIZE)
+    return agent, [double(memory.sample(SIZE)._replace(weights=weights)) for _ in range(6)]
 
 
 def flat(state, path=""):

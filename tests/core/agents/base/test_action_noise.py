@@ -81,6 +81,7 @@ def test_the_noise_ladder_covers_all_actors_and_is_annealed():
         for agent_steps, factor in ((0, 1.0), (50, 0.75), (100, 0.5), (500, 0.5)):
             noise.update(agent_steps)
             assert noise.scale == pytest.approx(rungs[actor::2] * factor)
+            assert noise.statistics()["noise_scale"] == pytest.approx(rungs[actor::2].mean() * factor)
     assert make(num_envs=3, noise_scale=0.2).scale.tolist() == [0.2] * 3
     noisy = make(noise_scale=0.4, noise_ladder=0.1)
     deviations = noisy.explore(zeros(), EVERYBODY).std(1)
