@@ -3,6 +3,7 @@
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,9 +18,10 @@ from core.runtime.options import ActorParams, LoggerParams
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters, RunState
 from core.single_processes import actor as actor_module
-from core.single_processes.actor import actor
+from core.single_processes.actor import EpisodeStatistics, actor
 from core.specs import ArraySpec
 from core.trajectory.ring_buffer import Layout
+from core.types import TimeStep
 
 LENGTH, ENVS, UNITS = 5, 2, 4
 
@@ -148,6 +150,33 @@ def test_explorations_follow_the_steps_since_learning_started(context, monkeypat
     running.close()
     assert seen[0] == (0, 0) and seen[-1][0] > 7
     assert all(learning_steps == max(agent_steps - 7, 0) for agent_steps, learning_steps in seen)
+
+
+def test_explorations_are_numbered_over_the_splits_of_all_actors(context, monkeypatch):
+    numbers = []
+    monkeypatch.setattr(Watched, "exploration", lambda self, *args: (numbers.append(args[:3]), Sampling(args[3]))[1])
+    context.options.actor, context.options.num_actors = ActorParams(num_env_splits=2), 3
+    context.roles, context.run_state = tuple(("actor", index) for index in range(3)), RunState(3)
+    monkeypatch.setattr(ParameterStore, "version", 0)  # so that the actors wait and write nothing
+    for index in range(3):
+        next(actor(context, index))
+    assert numbers == [(number, 6, 1) for number in range(6)]
+
+
+def test_statistics_are_those_of_each_environments_whole_episode():
+    """A step where an episode starts is its reset. Returns are those of the game, not the clipped ones."""
+    statistics, ended = EpisodeStatistics(2), []
+    for first, last, raw in (
+        ([1, 1], [0, 0], [0, 0]),
+        ([0, 0], [0, 1], [5, 7]),
+        ([0, 1], [1, 0], [6, 0]),
+        ([1, 0], [0, 0], [0, 2]),
+        ([0, 0], [0, 1], [1, 3]),
+    ):
+        first, last, raw = np.array(first, bool), np.array(last, bool), np.array(raw, np.float32)
+        ended.append(statistics.add(TimeStep(np.zeros(2), raw.clip(-1, 1), np.ones(2), first, last, raw)))
+    episodes = [[(each["episodic_return"], each["episodic_length"]) for each in step] for step in ended]
+    assert episodes == [[], [(7, 1)], [(11, 2)], [], [(5, 2)]]
 
 
 def test_a_chunk_stores_the_state_of_its_first_action(context):
