@@ -228,6 +228,24 @@ def test_sampling_continues_exactly_from_a_state(device, memory_type):
         assert torch.equal(expected[0].window.observations, found[0].window.observations)
 
 
+@pytest.mark.parametrize("memory_type", [PrioritizedMemory, UniformMemory])
+def test_a_state_replaces_what_was_there(memory_type):
+    replay, used = (Replay(memory_type=memory_type, rows=40, seed=seed) for seed in (0, 5))
+    replay.play(70, 45).ready()
+    used.play(90, 90).ready().resident.sample(4)
+    used.resident.load_state_dict(replay.resident.state_dict())
+    used.resident.refresh(), used.resident.plan(1), replay.ready()
+    assert (replay.leaves() == used.leaves()).all()
+    (expected, places), (found, found_places) = (each.resident.sample(64) for each in (replay, used))
+    assert torch.equal(places, found_places) and torch.equal(expected.window.rewards, found.window.rewards)
+    assert all(torch.equal(*pair) for pair in zip(expected.keys, found.keys))
+
+
+def test_seeds_give_other_draws():
+    draws = [Replay(seed=seed).play(30, 30).ready().resident.sample(64)[1] for seed in (1, 1, 2)]
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+
+
 def test_a_state_moves_between_cpu_and_device():
     replay = Replay(rows=40).play(70, 45)
     replay.memory.update_priorities(replay.memory.sample(16).keys, np.arange(16.0))

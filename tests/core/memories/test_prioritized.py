@@ -182,6 +182,12 @@ def test_last_steps_are_never_drawn_whatever_their_priority():
         )
 
 
+def test_priorities_of_last_steps_are_not_the_largest_seen():
+    memory, _, _ = filled(priorities=lambda window: np.where(window.lasts[0], 1e6, 3.0), end=0.5)
+    memory.sample(1)
+    assert memory.statistics()["max_priority"] == 3.0
+
+
 # updates ----------------------------------------------------------------------------------------------------------
 def test_priorities_of_overwritten_steps_are_dropped():
     memory, plays, writers = filled(steps=16, alpha=1.0)
@@ -193,13 +199,17 @@ def test_priorities_of_overwritten_steps_are_dropped():
     memory.update_priorities(old, np.full(16, 1e6))
     assert (memory.tree.leaves == leaves).all() and memory.statistics()["max_priority"] == 1.0
     check_tree(memory.tree)
+    keys = SampleIds(*map(np.append, old, memory.sample(1).keys))  # one of which is still there
+    memory.update_priorities(keys, np.append(np.full(16, 1e6), 2.0))
+    assert memory.statistics()["max_priority"] == 2.0
 
 
 def test_priorities_of_steps_that_are_no_starts_are_dropped():
     memory, _, _ = filled(steps=16)
     memory.sample(1)
     total = memory.tree.total
-    memory.update_priorities(SampleIds(np.array([0, 1]), np.array([15, 400])), np.array([5.0, 5.0]))
+    first = int(memory.trajectories.starts(SPEC.length)[1][0])  # whose window is not whole yet
+    memory.update_priorities(SampleIds(np.array([0, 0, 1]), np.array([first, 15, 400])), np.full(3, 5.0))
     assert memory.tree.total == total
 
 
@@ -215,6 +225,17 @@ def test_leaves_of_overwritten_steps_are_cleared_after_pauses():
         live[memory.trajectories.slots(*keys)] = True
         assert ((memory.tree.leaves > 0) == live).all()
         check_tree(memory.tree)
+
+
+def test_starts_that_are_lost_between_two_chunks_are_cleared():
+    """A writer that needs the bytes of old frames takes their chunk from the readers before it publishes its own."""
+    memory, plays, _ = filled(steps=16)
+    memory.sample(1)
+    memory.trajectories.arrays["oldest"][0, 0] = 4
+    memory.sample(1)
+    live = np.zeros(memory.layout.num_slots, bool)
+    live[memory.trajectories.slots(*legal_starts(memory, plays))] = True
+    assert ((memory.tree.leaves > 0) == live).all() and not live[:8].any()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -0.5])

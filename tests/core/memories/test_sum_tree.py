@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from core.memories.sum_tree import CumulativeLeaves, SumTree
+from tests.core.devices import DEVICES
 from tests.core.memories.trees import check_tree
 
 
@@ -94,16 +95,20 @@ def test_zero_leaves_are_never_found_despite_rounding():
         assert (tree.leaves[tree.find(sums)] > 0).all()
 
 
-def test_on_a_device_leaves_of_zero_are_never_found():
-    leaves = CumulativeLeaves(4, torch.device("cpu"))
-    leaves.set(np.array([1, 2]), np.array([1.0, 3.0]))
-    fractions = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)  # rounding may take a fraction to 1
-    assert leaves.find(fractions).tolist() == [1, 2, 2]  # a leaf begins at the sum before it
-
-
 def test_check_detects_a_parent_that_is_not_its_childrens_sum():
     tree = SumTree(5000)
     tree.set(np.array([3]), np.array([1.0]))
     tree._levels[-1][3] = 2.0
     with pytest.raises(AssertionError):
         check_tree(tree)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_running_sum_finds_no_leaf_of_zero_at_either_end(device):
+    """The rule of priorities may round its largest fraction to 1."""
+    leaves = CumulativeLeaves(5, torch.device(device))
+    leaves.set(np.arange(5), np.array([0.0, 1.0, 0.0, 3.0, 0.0]))
+    fractions = torch.tensor([0.0, 0.2, 0.25, 0.9, 1.0], dtype=torch.float64, device=device)
+    assert leaves.find(fractions).tolist() == [1, 1, 3, 3, 3]
+    leaves.fill(np.zeros(5))
+    assert leaves.find(fractions).max() < 5
