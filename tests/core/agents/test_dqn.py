@@ -9,6 +9,7 @@ from torch import nn
 
 from core.agents.dqn import DQN, DQNParams
 from core.model import Model
+from core.ops.actions import ladder
 from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.types import Batch, SampleIds, TimeStep, Window
@@ -221,6 +222,15 @@ def test_epsilon_falls_from_the_first_update_on():
         exploration.update(agent_steps, limiter.learning_steps(agent_steps))
         epsilons.append(float(exploration.epsilon[0]))
     assert epsilons == pytest.approx([0.8, 0.8, 0.8, 0.5, 0.2])
+
+
+def test_epsilon_falls_to_the_ladder_or_begins_there():
+    rungs, settings = ladder(4, 0.4, 7.0), {"exploration_epsilon_start": 1.0, "exploration_epsilon_steps": 100}
+    for exploration, shares in (("linear-ladder", (0.0, 0.25, 1.0)), ("ladder", (1.0, 1.0, 1.0))):
+        own = make_agent(exploration=exploration, **settings).exploration(0, 1, 4, np.random.default_rng(0))
+        for learning_steps, share in zip((0, 25, 300), shares):
+            own.update(1_000, learning_steps)
+            assert own.epsilon == pytest.approx(1.0 + (rungs - 1.0) * share)
 
 
 def test_greedy_acting_takes_the_best_action():

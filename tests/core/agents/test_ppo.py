@@ -12,7 +12,7 @@ import torch
 from core.agents.ppo import MAX_REWARD, PPO
 from core.models.actor_critic import MLPAC, MLPACParams
 from core.specs import ArraySpec, Continuous, EnvSpec
-from core.types import TimeStep, restart
+from core.types import TimeStep
 from tests.core.agents.unrolls import SPEC, A, Table, columns, random_unrolls, softmax, table_agent, vtrace_targets
 from tests.core.learning import test_staged_update
 from tests.reliability.test_inline import train

@@ -164,6 +164,21 @@ def test_an_infinite_gradient_is_skipped_despite_clip_value(planned):
     assert torch.isinf(norm) and not applied and weight.tolist() == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("planned", [False, True])
+@pytest.mark.parametrize("loss", [torch.inf, torch.nan])
+def test_a_loss_that_is_not_finite_is_skipped_despite_its_gradient(planned, loss):
+    """The Huber loss of an infinite error has the gradient 1. A skipped step counts in the schedule."""
+    weight = nn.Parameter(torch.tensor(1.0))
+    optimizer = Optimizer([weight], OptimizerParams(lr_schedule="linear", lr_schedule_updates=4, learning_rate=1.0))
+    for _ in range(2):
+        if planned:
+            optimizer.plan(1)
+        weight.grad = torch.tensor(1.0)
+        _, applied = optimizer.apply(torch.tensor(loss), torch.tensor(True))
+        assert not applied and weight.item() == 1.0
+    assert optimizer.next_lr == 0.5
+
+
 @pytest.mark.parametrize(("clip_norm", "clipped"), [(0.0, (1.0, 1.0)), (0.5, (0.5**1.5, 0.5**1.5))])
 def test_the_norm_is_before_clipping_and_elements_come_first(clip_norm, clipped):
     weight = nn.Parameter(torch.zeros(2))

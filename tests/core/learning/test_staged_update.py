@@ -101,14 +101,17 @@ def staged(agent, device=CPU, *, capture=False):
 
 
 def learnt(name, learn_of, count=12, device="cpu"):
-    """Return state, priorities of each update and reported means; each batch is overwritten after its update."""
+    """Return state, priorities of each update and reported means; each batch is overwritten after its update.
+
+    Priorities are not copied, so that those of later updates would show in earlier ones.
+    """
     agent, priorities = make_agent(name, device), []
     learn = learn_of(agent)
     for seed in range(count):
         torch.manual_seed(seed)
         batch = make_batch(agent, seed)
         output = learn(batch)
-        priorities.append(None if output.priorities is None else output.priorities.cpu().numpy().copy())
+        priorities.append(None if output.priorities is None else output.priorities.cpu().numpy())
         for tensor in tree_leaves((batch.window, batch.weights, batch.fresh)):
             tensor.fill_(1)
     return agent, priorities, learn.statistics()

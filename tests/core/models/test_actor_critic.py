@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from core.models.actor_critic import MLPAC, FeatureAC, ImpalaCNN, ImpalaResNet, MinAtarAC, NatureAC, SmallAC
+from core.models.layers.torsos import ResidualBlock
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import ActorCriticOutput, restart
 
@@ -200,6 +201,18 @@ def test_a_residual_block_adds_to_its_unchanged_input():
         for layer in (block.inner, block.outer):
             layer.weight.zero_()
         assert torch.equal(block(x.clone()), x)
+
+
+def test_a_residual_block_is_its_formula():
+    """The kernels have their centre alone, so the block is a function of each number."""
+    block, x = ResidualBlock(2), torch.linspace(-2, 2, 2 * 5 * 5).view(1, 2, 5, 5)
+    with torch.no_grad():
+        for layer, factor, bias in ((block.inner, 2.0, -1.0), (block.outer, 3.0, 0.5)):
+            layer.weight.zero_()
+            layer.weight[range(2), range(2), 1, 1] = factor
+            layer.bias.fill_(bias)
+        expected = [each + 3 * max(2 * max(each, 0) - 1, 0) + 0.5 for each in x.flatten().tolist()]
+        assert block(x).flatten().tolist() == pytest.approx(expected)
 
 
 @every_network

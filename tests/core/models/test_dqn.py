@@ -114,7 +114,8 @@ def test_a_dueling_head_sends_its_gradient_divided_by_the_root_of_2():
     gradients = []
     for function in (head, combined):
         leaf = features.clone().requires_grad_()
-        outputs = (function(leaf * 1) * upstream).sum() + leaf.sum()  # which has a second reader
+        inputs = leaf * 1
+        outputs = (function(inputs) * upstream).sum() + inputs.sum()  # which have a second reader
         gradients.append(torch.autograd.grad(outputs, [leaf, *head.parameters()]))
     (found, *of_head), (expected, *of_combined) = gradients
     assert torch.allclose(found - 1, (expected - 1) / 2**0.5)
