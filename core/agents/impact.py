@@ -77,7 +77,7 @@ class Impact(SumLossAgent):
         statistics["target_abs_log_ratio"] = sums["target_abs_log_ratio"] / steps
         copied = self._update_target(self.target, self.model, self._optimizer.steps_begun, applied)
         if self.params.kl_coefficient and copied is not False:
-            self._adapt_kl_coefficient(sums["target_kl"], steps, copied & applied)
+            self._adapt_kl_coefficient(sums["target_kl"], steps, copied)
         return make_learner_output(statistics, None, applied)
 
     def loss(self, batch: Batch) -> Loss:
