@@ -115,7 +115,7 @@ PARTS = {
     "pong-small-ppo": Part("PPO on Pong, 42x42", ("ppo",), "-pong-small"),  # its learning rate falls to its last step
     "pong": Part(
         "Pong, 84x84",
-        ("dqn", "rainbow", "apex", "r2d2", "iqn", "impala", "clear", "laser", "elite3", "impact", "pqn"),
+        ("dqn", "prior-ddqn", "rainbow", "apex", "r2d2", "iqn", "impala", "clear", "laser", "elite3", "impact", "pqn"),
         "-pong",
         seeds=1,
         words=(STEPS, "25000000", "--target_score", "18", "--evaluator.steps", "100000", "--evaluator.episodes", "30"),

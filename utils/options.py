@@ -126,7 +126,10 @@ APEX = {"agent_type": "dqn", "env_type": "atari", "memory_type": "prioritized", 
         "memory.alpha": 0.6, "memory.beta_start": 0.4, "memory.beta_end": 0.4, "actor.parameter_pull_period": 100,
         "rate_limiter.min_replay_size": 50_000, "rate_limiter.samples_per_insert": 0.8}
 CONFIGS += [
-    {"name": "apex-pong", "game": "pong", **APEX},
+    # For two CPU cores: 0.8 samples an agent step are too few for the agent steps that these make in hours. 16 rungs of
+    # the ladder, and DQN's 32 samples every four agent steps.
+    {"name": "apex-pong", "game": "pong", **APEX, "agent.batch_size": 32, "memory.capacity": 400_000,
+     "rate_limiter.min_replay_size": 20_000, "rate_limiter.samples_per_insert": 8.0, "num_envs_per_actor": 16},
     {"name": "apex-breakout", "game": "breakout", **APEX},
     {"name": "apex-seaquest", "game": "seaquest", **APEX},
 ]
@@ -148,6 +151,10 @@ CONFIGS += [
     {"name": "prior-ddqn-asterix", "game": "asterix", **GROUP_NORM, **PRIORITIZED},
     {"name": "ddqn-wizard_of_wor", "game": "wizard_of_wor", **GROUP_NORM},
     {"name": "prior-ddqn-wizard_of_wor", "game": "wizard_of_wor", **GROUP_NORM, **PRIORITIZED},
+    # For two CPU cores: DQN's batches, and periods of a run of some million agent steps.
+    {"name": "prior-ddqn-pong", "game": "pong", **GROUP_NORM, **PRIORITIZED, "agent.batch_size": 32,
+     "agent.learning_rate": 6.25e-5, "agent.target_update_period": 2_500, "agent.exploration_epsilon_steps": 250_000,
+     "memory.beta_updates": 1_250_000, "rate_limiter.min_replay_size": 20_000, "steps": 5_000_000},
 ]
 
 # Rainbow (1710.02298). Evaluations have an epsilon of 0.001 on Atari, and no noise. The paper names no limit of the
