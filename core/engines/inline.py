@@ -85,7 +85,6 @@ class InlineEngine:
     def _run_rounds(self) -> None:
         """Run rounds until the run stops or every single-process has ended."""
         run_state, conditions = self._context.run_state, Conditions(self._context)
-        actors = self._keys("actor")
         while self._generators:
             self._exhaust("learner")
             conditions.check()
@@ -94,14 +93,12 @@ class InlineEngine:
             if run_state.checkpoint_due:
                 self._exhaust("evaluator")
                 self._exhaust("learner")
-                for key in actors:
+                for key in self._keys("actor"):
                     self._generators[key].close()
                     self._start(key)
-            for role in ("evaluator", "logger", "tester"):
+            for role in ("evaluator", "logger", "tester", "actor"):
                 for key in self._keys(role):
                     self._advance(key)
-            for key in actors:
-                self._advance(key)
             self._has_begun = True
 
     def _finish_all(self) -> None:
@@ -124,8 +121,6 @@ class InlineEngine:
 
     def _advance(self, key: Key) -> bool:
         """Run one slice of a single-process with its own random state. Returns False if it was idle or has ended."""
-        if key not in self._generators:
-            return False
         torch.set_rng_state(self._random_states[key])
         try:
             worked = next(self._generators[key], None)  # None after its end, and after an error
