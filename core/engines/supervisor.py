@@ -172,7 +172,7 @@ class Supervisor:
             elif (reason := self._hang_reason(slot, process)) is not None:
                 process.kill()
                 process.join()
-                self._handle_exit(slot, process.poll() or ExitStatus(TRAINING_FAILED), reason)
+                self._handle_exit(slot, (process.poll() or ExitStatus(TRAINING_FAILED))._replace(reason=reason))
             if self._exit_code:  # processes that now fail for lack of this one are not the cause
                 return
 
@@ -191,7 +191,7 @@ class Supervisor:
             return None
         return f"sent no heartbeat for {silence:.0f} s (supervisor.heartbeat_timeout)"
 
-    def _handle_exit(self, slot: ProcessSlot, status: ExitStatus, hang_reason: str | None = None) -> None:
+    def _handle_exit(self, slot: ProcessSlot, status: ExitStatus) -> None:
         """Replace a process that ended, or end the run. Do neither if its work was done."""
         process, slot.process = slot.process, None
         assert process is not None
@@ -200,7 +200,7 @@ class Supervisor:
             return
         params, started = self._options.supervisor, self._run_state.has_started
         slot.failed_at_start |= status.error is not None and not slot.restarts and not started(slot.process_ind)
-        self._note_failure(slot, f"{slot} (pid {process.pid})", status, hang_reason)
+        self._note_failure(slot, f"{slot} (pid {process.pid})", status)
         now = time.monotonic()
         slot.restarts = [restart for restart in slot.restarts if now - restart < params.restart_window]
         siblings = [other for other in self._slots if other.role == slot.role]
@@ -217,7 +217,7 @@ class Supervisor:
             self._run_state.count_restart()
             self._start(slot)
 
-    def _note_failure(self, slot: ProcessSlot, name: str, status: ExitStatus, hang_reason: str | None = None) -> None:
+    def _note_failure(self, slot: ProcessSlot, name: str, status: ExitStatus) -> None:
         """Log why a process ended. The traceback of an error is shown once, at its first occurrence."""
         error = status.error
         if slot.role == "learner":
@@ -228,7 +228,7 @@ class Supervisor:
         if error is None:
             env_ind = self._run_state.active_env(slot.process_ind)
             where = "" if env_ind is None else f", within environment {env_ind}"
-            return self._log(f"{name} {hang_reason or status.reason}{where}")
+            return self._log(f"{name} {status.reason}{where}")
         if error.message not in self._shown_errors:
             self._shown_errors.add(error.message)
             if not error.is_of_peer:
