@@ -36,18 +36,15 @@ class Conditions:
             for schedule in self._schedules:
                 schedule.start_period()
         self._is_saving = run_state.checkpoint_due
-        if self._done():
+        seconds = self._options.seconds
+        is_late = seconds is not None and time.monotonic() - self._started >= seconds
+        if is_late or self._context.reached_limits():
             run_state.request_checkpoint()
             run_state.stop()
         elif not run_state.checkpoint_due and any(schedule.due(agent_steps) for schedule in self._schedules):
             for schedule in self._schedules:
                 schedule.start(agent_steps)
             run_state.request_checkpoint()
-
-    def _done(self) -> bool:
-        seconds = self._options.seconds
-        is_late = seconds is not None and time.monotonic() - self._started >= seconds
-        return is_late or bool(self._context.reached_limits())
 
 
 def interrupt_signals() -> list[signal.Signals]:
