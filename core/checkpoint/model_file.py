@@ -66,14 +66,10 @@ def load_into(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> No
         CheckpointError: The shapes or names differ, or a weight is not finite. A weight may be infinite where the
             model's own is, as in a mask.
     """
-    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    stored = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-
-    def shape(shapes: Mapping[str, tuple[int, ...]], name: str) -> str:
-        return str(list(shapes[name])) if name in shapes else "absent"
-
+    own = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    stored = {name: list(tensor.shape) for name, tensor in weights.items()}
     differences = [
-        f"{name}: {shape(stored, name)} in the file, {shape(own, name)} in the model"
+        f"{name}: {stored.get(name, 'absent')} in the file, {own.get(name, 'absent')} in the model"
         for name in sorted(own.keys() | stored.keys())
         if own.get(name) != stored.get(name)
     ]
@@ -111,9 +107,8 @@ def _read_model_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(f"model file {path} cannot be read: {error}") from error
     except CheckpointError as error:
         raise CheckpointError(f"model file {path} {error}") from error
-    weights, metadata = None, None
-    if isinstance(content, dict):
-        weights, metadata = content.get("weights"), content.get("metadata")
+    fields = content if isinstance(content, dict) else {}
+    weights, metadata = fields.get("weights"), fields.get("metadata")
     if not _are_weights(weights) or not weights or not isinstance(metadata, dict):
         raise CheckpointError(
             f"model file {path} is not a model of this framework: it needs 'weights' (names to tensors) and 'metadata'"
