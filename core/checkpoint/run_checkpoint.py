@@ -150,14 +150,14 @@ class HashingFile:
     """
 
     def __init__(self, file: Any):
-        self._file, self._digest = file, hashlib.sha256()
+        self._file, self.sha256 = file, hashlib.sha256()
         self.size = 0
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
         if self.error is None:
             try:
-                self._digest.update(data)
+                self.sha256.update(data)
                 self._file.write(data)
                 self.size += len(data)
             except OSError as error:
@@ -166,9 +166,6 @@ class HashingFile:
 
     def flush(self) -> None:
         """Do nothing: `write_torch` flushes once."""
-
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
 
 
 def write_torch(path: Path, value: Any) -> dict[str, Any]:
@@ -180,7 +177,7 @@ def write_torch(path: Path, value: Any) -> dict[str, Any]:
             raise hashing.error
         file.flush()
         os.fsync(file.fileno())
-    return {"size": hashing.size, "sha256": hashing.hexdigest()}
+    return {"size": hashing.size, "sha256": hashing.sha256.hexdigest()}
 
 
 # load -----------------------------------------------------------------------------------------------------------------
