@@ -89,7 +89,7 @@ class Shares:
 
         Records that are not of a profile are returned unchanged.
         """
-        others, last = list[Record](), dict[str, Record]()  # of each name
+        others, last = list[Record](), dict[tuple[str, str], Record]()  # of each role and phase
         period: Seconds = defaultdict(lambda: defaultdict(float))
         for record in records:
             if not record.name.startswith(PREFIX):
@@ -98,9 +98,8 @@ class Shares:
             _, role, phase = record.name.split("/", 2)
             period[role][phase] += record.value
             self._totals[role][phase] += record.value
-            last[record.name] = record
-        for name, record in last.items():
-            _, role, phase = name.split("/", 2)
+            last[role, phase] = record
+        for (role, phase), record in last.items():
             others.append(record._replace(value=period[role][phase] / (sum(period[role].values()) or 1.0)))
         return others
 
