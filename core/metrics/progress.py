@@ -24,7 +24,8 @@ class QuietConsole(Console):
 
     def __init__(self, terminal: Terminal | None = None, **settings: Any):
         self._terminal = terminal
-        super().__init__(**settings, force_terminal=True if terminal is not None and terminal.columns else None)
+        on_terminal = True if terminal is not None and terminal.columns else None
+        super().__init__(force_terminal=on_terminal, highlight=False, soft_wrap=True, **settings)
 
     @property  # type: ignore[misc]  # the size of rich's console can be set, which nothing does here
     def size(self) -> ConsoleDimensions:
@@ -38,9 +39,8 @@ class QuietConsole(Console):
 class Progress:
     """The progress line of a run. A closed standard output or a full disk does not stop the run."""
 
-    def __init__(self, options: RunOptions, console: Console | None = None, terminal: Terminal | None = None):
-        self._options = options
-        self._console = QuietConsole(terminal, highlight=False, soft_wrap=True) if console is None else console
+    def __init__(self, options: RunOptions, console: Console):
+        self._options, self._console = options, console
         self._began = time.monotonic()
         self._printed_at = float("-inf")
         self._recent = deque[tuple[float, dict[str, float]]]()  # time and values of the last RATE_SECONDS
@@ -84,7 +84,7 @@ class Progress:
         if not self._console.is_terminal:
             return Text(" | ".join(self._parts))
         width = max(self._console.width - 1, 1)
-        lines = [" | ".join(self._parts[:number]) for number in range(len(self._parts), 0, -1)] or [""]
+        lines = [" | ".join(self._parts[:number]) for number in range(len(self._parts), 0, -1)]
         line = next((line for line in lines if len(line) <= width), lines[-1][:width])
         return Text(line.ljust(width), no_wrap=True)
 

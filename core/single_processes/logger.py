@@ -12,7 +12,7 @@ from core.common.system import rss_mb, versions
 from core.env import Env
 from core.metrics.file_writers import MetricsFiles
 from core.metrics.profiler import Shares
-from core.metrics.progress import Progress
+from core.metrics.progress import Progress, QuietConsole
 from core.metrics.trackers import make_tracker_threads
 from core.runtime.context import Context
 from core.runtime.log_buffers import EVALUATOR, MIN_RATE_SECONDS, Record
@@ -52,7 +52,7 @@ class _RunLog:
         self._files.write_facts("options", options.to_dict(), step)
         self._files.write_facts("versions", versions(), step)
         self._trackers = make_tracker_threads(options)
-        self._progress, self._shares = Progress(options, terminal=context.terminal), Shares()
+        self._progress, self._shares = Progress(options, QuietConsole(context.terminal)), Shares()
         self._ends_period = Schedule(self._params.period, self._params.steps, step)
         self._shows_progress = Schedule(self._params.period, 0, step)
         self._records, self._dropped = list[Record](), 0  # of the period, without evaluations
