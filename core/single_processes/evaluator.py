@@ -35,8 +35,9 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
     try:
         while not run_state.interrupted:
             stopping = run_state.stopped
-            while stopping and run_state.checkpoint_due and not run_state.interrupted:
+            if stopping and run_state.checkpoint_due:
                 yield False  # until the learner has published its last parameters and saved them
+                continue
             agent_steps = counters.agent_steps
             # A run that has reached its limit will stop, and has its last evaluation then.
             scheduled = schedule.due(agent_steps) and not (run_state.checkpoint_due or context.reached_limits())
@@ -44,9 +45,8 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
                 schedule.start(agent_steps)
                 version = context.parameters.pull(agent.model, version)
                 best = yield from _evaluate(context, index, agent, env, best, agent_steps)
-                if run_state.interrupted:
-                    break
-                if params.record_every and counters.evaluations % params.record_every == 0:
+                records = params.record_every and counters.evaluations % params.record_every == 0
+                if records and not run_state.interrupted:
                     yield from _record(context, index, agent, agent_steps)
             elif not stopping:
                 yield False
@@ -102,9 +102,8 @@ def _best_score_on_disk(context: Context) -> float:
 
     A model file that is there before the first evaluation of a new run belongs to another run.
     """
-    if context.resume_from is None and context.counters.scores is None:
-        return -math.inf
-    if not context.options.model_path.exists():
+    is_new = context.resume_from is None and context.counters.scores is None
+    if is_new or not context.options.model_path.exists():
         return -math.inf
     try:
         score = model_file.load_weights(context.options.model_path)[1].get("score")
