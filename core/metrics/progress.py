@@ -19,17 +19,16 @@ RATE_SECONDS = 30.0  # Shown rates are means over this time, in which long rollo
 class QuietConsole(Console):
     """A console that stays silent once its output is closed, where rich would exit the process.
 
-    The width is that of the main process's `terminal`, if there is one.
+    The width is that of the main process's `terminal`, if its output goes to one.
     """
 
-    def __init__(self, terminal: Terminal | None = None, **settings: Any):
+    def __init__(self, terminal: Terminal, **settings: Any):
         self._terminal = terminal
-        on_terminal = True if terminal is not None and terminal.columns else None
-        super().__init__(force_terminal=on_terminal, highlight=False, soft_wrap=True, **settings)
+        super().__init__(force_terminal=True if terminal.columns else None, highlight=False, soft_wrap=True, **settings)
 
     @property  # type: ignore[misc]  # the size of rich's console can be set, which nothing does here
     def size(self) -> ConsoleDimensions:
-        columns = 0 if self._terminal is None else self._terminal.columns
+        columns = self._terminal.columns
         return super().size._replace(width=columns) if columns else super().size
 
     def on_broken_pipe(self) -> None:

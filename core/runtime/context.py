@@ -51,8 +51,8 @@ class Context:
     send_home: Callable[[Path], None] | None = None
     # Set by the engine if there are several learners.
     rendezvous: Rendezvous = field(default_factory=SingleLearner)
-    # Where the output of main is relayed to. If None, it is not relayed.
-    terminal: Terminal | None = None
+    # Where the output of main is relayed to.
+    terminal: Terminal = Terminal(None)
 
     @cached_property
     def rate_limiter(self) -> RateLimiter:

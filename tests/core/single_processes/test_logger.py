@@ -25,6 +25,7 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_g
 from tensorboard.util import tensor_util
 
 from core.common.system import rss_mb, versions
+from core.common.terminal import Terminal
 from core.metrics.file_writers import MetricsFiles, append_whole
 from core.metrics.progress import Progress, QuietConsole
 from core.runtime import run_state as run_state_module
@@ -697,7 +698,8 @@ def test_a_closed_standard_output_stops_nothing() -> None:
     closed_by_an_environment = io.StringIO()
     closed_by_an_environment.close()
     for file in (Closed(), closed_by_an_environment):
-        progress = Progress(SimpleNamespace(steps=None, updates=None, seconds=None), QuietConsole(file=file))
+        console = QuietConsole(Terminal(None), file=file)
+        progress = Progress(SimpleNamespace(steps=None, updates=None, seconds=None), console)
         progress.show(VALUES, None)
         progress.evaluation(5, 1.0)
         progress.close()
