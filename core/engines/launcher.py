@@ -32,15 +32,10 @@ class ExitStatus(NamedTuple):
     Exit code 0 alone does not mean that the work was done, because an environment may have ended the process.
     """
 
-    code: int  # if a signal killed the process, minus the number of that signal
     done: bool = False
     error: ReportedError | None = None
     reason: str = ""
-
-    @property
-    def run_exit_code(self) -> int:
-        """Exit code of a run that ends because of this process."""
-        return self.code if self.error and self.code > 0 else TRAINING_FAILED
+    run_exit_code: int = TRAINING_FAILED  # of a run that ends because of this process
 
 
 class ProcessHandle(Protocol):

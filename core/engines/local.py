@@ -109,15 +109,15 @@ class LocalProcess(ProcessHandle):
             report = ()
         self._receiver.close()
         if report is None:
-            return ExitStatus(code, done=True)
+            return ExitStatus(done=True)
         if report:
-            return ExitStatus(code, error=report)
+            return ExitStatus(error=report, run_exit_code=code if code > 0 else TRAINING_FAILED)
         if code >= 0:
-            return ExitStatus(code, reason=f"exited with code {code} without an error message")
+            return ExitStatus(reason=f"exited with code {code} without an error message")
         if self._server and self._server != fork_server.server_pid():
-            return ExitStatus(code, reason=f"was killed with the fork server (pid {self._server})")
+            return ExitStatus(reason=f"was killed with the fork server (pid {self._server})")
         likely = ", by hand or by the kernel for lack of memory" if code == -signal.SIGKILL else ""
-        return ExitStatus(code, reason=f"was killed by signal {-code}{likely}")
+        return ExitStatus(reason=f"was killed by signal {-code}{likely}")
 
     def kill(self) -> None:
         """Send SIGKILL."""

@@ -57,11 +57,11 @@ def exit_code_of(error: BaseException, has_begun: bool) -> int:
     """Return the exit code of a run that ended with this exception.
 
     A package that is missing before the work `has_begun` counts as bad options. Other exceptions may carry an
-    `exit_code`: a damaged checkpoint has 3.
+    `exit_code`: a damaged checkpoint has 3. An environment's may carry 0, but the run has failed.
     """
     if isinstance(error, ImportError):
         return TRAINING_FAILED if has_begun else BAD_OPTIONS
-    exit_code: int = getattr(error, "exit_code", TRAINING_FAILED)
+    exit_code: int = getattr(error, "exit_code", 0) or TRAINING_FAILED
     return exit_code
 
 

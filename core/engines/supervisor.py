@@ -172,7 +172,7 @@ class Supervisor:
             elif (reason := self._hang_reason(slot, process)) is not None:
                 process.kill()
                 process.join()
-                self._handle_exit(slot, (process.poll() or ExitStatus(TRAINING_FAILED))._replace(reason=reason))
+                self._handle_exit(slot, (process.poll() or ExitStatus())._replace(reason=reason))
             if self._exit_code:  # processes that now fail for lack of this one are not the cause
                 return
 

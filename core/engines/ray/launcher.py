@@ -16,7 +16,6 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from core.common.console import log_to_stderr
-from core.common.exit_codes import DONE, TRAINING_FAILED
 from core.common.files import TEMPORARY
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle, ReportedError
 from core.engines.ray.cluster import Answer, Cluster, ClusterError, Head, Nodes
@@ -336,11 +335,11 @@ class RayProcessHandle(ProcessHandle):
         try:
             answer = ray.get(self._pending)
         except RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, BaseException) else error
-            exit_code = exit_code_of(cause, self._has_begun())
             if self._lost_reason:
-                return ExitStatus(exit_code, reason=self._lost_reason)
-            return ExitStatus(exit_code, error=ReportedError.of(cause, str(error)))
+                return ExitStatus(reason=self._lost_reason)
+            cause = error.cause if isinstance(error.cause, BaseException) else error
+            reported = ReportedError.of(cause, str(error))
+            return ExitStatus(error=reported, run_exit_code=exit_code_of(cause, self._has_begun()))
         except ActorUnavailableError as error:
             # The process or its node is out of reach. The head will find out which; until then it may place nothing
             # there.
@@ -348,11 +347,11 @@ class RayProcessHandle(ProcessHandle):
             self._pending = self._worker.pid_and_address.remote()
             return None
         except RayError as error:
-            return ExitStatus(TRAINING_FAILED, reason=_one_line(error))
+            return ExitStatus(reason=_one_line(error))
         if self._lost_reason:  # the process can be reached again, but its work was lost
-            return ExitStatus(TRAINING_FAILED, reason=self._lost_reason)
+            return ExitStatus(reason=self._lost_reason)
         if self._pid_and_address is not None:
-            return ExitStatus(DONE, done=True)
+            return ExitStatus(done=True)
         self._pid_and_address, self._pending = answer, self._worker.run.remote(*self._arguments)
         return None
 

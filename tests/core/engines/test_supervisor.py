@@ -15,9 +15,11 @@ from core.runtime.options import SupervisorParams
 from core.runtime.run_state import RunState
 
 PARAMS = SupervisorParams(stop_timeout=10.0, finish_timeout=900.0, max_restarts=2)
-KILLED = ExitStatus(-9, reason="was killed by signal 9")
-FAILED = ExitStatus(2, error=ReportedError("ValueError: broken", " (actor 0)", "Traceback of it", is_of_peer=False))
-DONE = ExitStatus(0, done=True)
+KILLED = ExitStatus(reason="was killed by signal 9")
+FAILED = ExitStatus(
+    error=ReportedError("ValueError: broken", " (actor 0)", "Traceback of it", is_of_peer=False), run_exit_code=2
+)
+DONE = ExitStatus(done=True)
 
 
 class Process:
@@ -429,7 +431,7 @@ def test_a_second_signal_kills_what_is_left_and_the_run_has_the_code_of_the_firs
 
 
 ELASTIC = dataclasses.replace(PARAMS, elastic=3)
-PEER_LOST = ExitStatus(4, error=ReportedError("PeerLostError: gone", "", "Traceback of it", is_of_peer=True))
+PEER_LOST = ExitStatus(error=ReportedError("PeerLostError: gone", "", "Traceback of it", is_of_peer=True))
 
 
 @pytest.mark.parametrize(
