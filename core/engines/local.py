@@ -75,11 +75,9 @@ class LocalLauncher(Launcher):
         return LocalProcess(process, receiver, mark, server)
 
     def wait(self, waitables: list[Any]) -> None:
-        """Wait at most 0.1 s for one of these sentinels."""
         connection.wait(waitables, timeout=0.1)
 
     def close(self) -> None:
-        """End everything that environments of the run have started."""
         if self._strays is not None:
             self._strays.close()
 
@@ -120,15 +118,12 @@ class LocalProcess(ProcessHandle):
         return ExitStatus(reason=f"was killed by signal {-code}{likely}")
 
     def kill(self) -> None:
-        """Send SIGKILL."""
         self._process.kill()
 
     def join(self) -> None:
-        """Wait until the process has ended."""
         self._process.join()
 
     def clean_up(self) -> None:
-        """End what the environments of the process have started."""
         end_marked(self._mark)
 
 

@@ -173,7 +173,6 @@ class RayLauncher(Launcher):
         return 100 + 2 * self._params.chunks_in_flight * self._options.num_actors
 
     def start(self, role: str, index: int, threads: int) -> "RayProcessHandle":
-        """Ask Ray for a process."""
         name = f"{role} {index}"
         worker = ray.remote(Worker).options(**self._reservation.actor_options(name)).remote(role, index)
         learner = index % self._options.num_learners if role in ("actor", "learner") else 0
@@ -185,7 +184,6 @@ class RayLauncher(Launcher):
 
     # observe ----------------------------------------------------------------------------------------------------------
     def wait(self, waitables: list[Any]) -> None:
-        """Wait at most 0.1 s for one of these references."""
         ray.wait(waitables, timeout=0.1)
 
     def check(self) -> str | None:
@@ -316,7 +314,6 @@ class RayProcessHandle(ProcessHandle):
         return self._pending
 
     def has_process(self) -> bool:
-        """Return True once Ray has started the process."""
         self.poll()
         return self._pid_and_address is not None
 
@@ -325,7 +322,6 @@ class RayProcessHandle(ProcessHandle):
         return not self.has_process() and self._status is None and self._node_is_missing(self._requested_at)
 
     def poll(self) -> ExitStatus | None:
-        """Return how the process ended; None while it waits for a node or runs."""
         if self._status is None and ray.wait([self._pending], timeout=0)[0]:
             self._status = self._read_answer()
         return self._status
@@ -356,7 +352,6 @@ class RayProcessHandle(ProcessHandle):
         return None
 
     def kill(self) -> None:
-        """Tell Ray to kill the process."""
         ray.kill(self._worker)
         self._kill_deadline = time.monotonic() + KILL_TIMEOUT
 
