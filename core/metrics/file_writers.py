@@ -242,12 +242,8 @@ def _cells(line: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
 
 def _write_facts(folder: Path, name: str, data: bytes, step: int) -> None:
     path = folder / f"{name}.json"
-    if _size(path):
-        try:
-            same = json.loads(path.read_bytes()) == json.loads(data)
-        except ValueError:
-            same = False
-        path = path if same else folder / f"{name}_step_{step}.json"
+    if _size(path) and path.read_bytes() != data:
+        path = folder / f"{name}_step_{step}.json"
     write_atomically(path, data)
 
 
