@@ -178,20 +178,18 @@ def _pad(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.pad(picture, ((0, height - len(picture)), (0, width - picture.shape[1]), (0, 0)))
 
 
-def record_episode(context: Context, agent: Agent, path: Path, max_steps: int, seed: int) -> Iterator[bool]:
-    """Play one episode into a video file. Yield True after each step. A full disk is reported and training continues.
+def record_episode(context: Context, index: int, agent: Agent, agent_steps: int) -> Iterator[bool]:
+    """Play an episode of this evaluator into a video, which is named by the run's `agent_steps`.
 
-    Args:
-        context: Context of the evaluator.
-        agent: Agent that plays.
-        path: The video file.
-        max_steps: Agent steps after which the episode is cut.
-        seed: Seed of the environment and of the exploration.
+    Yields True after each step. A full disk is reported and training continues.
     """
+    options, seed = context.options, context.seed("evaluator", index, agent_steps)
+    path = options.log_folder / "videos" / f"step_{agent_steps:012}.{options.video.format}"
     with closing(context.make_env(1, training=False, render_mode="rgb_array")) as env:
         exploration = agent.evaluation_exploration(1, np.random.default_rng(seed))
         try:
-            with closing(EpisodeRenderer(path, context.options.video, context.spec)) as renderer:
+            with closing(EpisodeRenderer(path, options.video, context.spec)) as renderer:
+                max_steps = options.evaluator.record_steps
                 playing = play_episodes(agent, env, 1, max_steps, exploration, seed, renderer.add)
                 yield from context.run_state.until_interrupted(playing)
         except OSError as error:

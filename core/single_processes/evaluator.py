@@ -47,7 +47,9 @@ def evaluator(context: Context, index: int) -> Iterator[bool]:
                 best = yield from _evaluate(context, index, agent, env, best, agent_steps)
                 records = params.record_every and counters.evaluations % params.record_every == 0
                 if records and not run_state.interrupted:
-                    yield from _record(context, index, agent, agent_steps)
+                    from core.evaluation.video import record_episode  # opencv takes long to import; most runs need none
+
+                    yield from record_episode(context, index, agent, agent_steps)
             elif not stopping:
                 yield False
             if stopping:
@@ -86,15 +88,6 @@ def _evaluate(
     named = {EVALUATOR + name: value for name, value in values.items()}
     context.logs.write(context.process_ind("evaluator", index), named, agent_steps)
     return best
-
-
-def _record(context: Context, index: int, agent: Agent, agent_steps: int) -> Iterator[bool]:
-    options = context.options
-    path = options.log_folder / "videos" / f"step_{agent_steps:012}.{options.video.format}"
-    seed = context.seed("evaluator", index, agent_steps)
-    from core.evaluation.video import record_episode  # opencv takes long to import, and most runs need none
-
-    yield from record_episode(context, agent, path, options.evaluator.record_steps, seed)
 
 
 def _best_score_on_disk(context: Context) -> float:

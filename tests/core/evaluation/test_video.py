@@ -25,7 +25,7 @@ from core.evaluation.video import (
     record_episode,
 )
 from core.ops.policy_distributions import Categorical, MultiCategorical
-from core.runtime.options import VideoParams
+from core.runtime.options import EvaluatorParams, VideoParams
 from core.runtime.run_state import RunState
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import TimeStep
@@ -277,6 +277,17 @@ class Drawn:
         self.closed = True
 
 
+def context_of(drawn, folder):
+    evaluator = EvaluatorParams(record_steps=9)
+    return SimpleNamespace(
+        options=SimpleNamespace(video=VideoParams(), evaluator=evaluator, log_folder=folder),
+        spec=STACK,
+        run_state=RunState(1),
+        seed=lambda role, index, salt: 0,
+        make_env=lambda num_envs, **settings: drawn,
+    )
+
+
 @pytest.mark.parametrize("writes", [0, 2])
 def test_a_full_disk_ends_the_video_but_not_the_run(writes, tmp_path, monkeypatch, capsys):
     drawn, written = Drawn(), []
@@ -287,33 +298,22 @@ def test_a_full_disk_ends_the_video_but_not_the_run(writes, tmp_path, monkeypatc
             raise OSError("No space left on device")
 
     monkeypatch.setattr(Video, "add", full)
-    context = SimpleNamespace(
-        options=SimpleNamespace(video=VideoParams()),
-        spec=STACK,
-        run_state=RunState(1),
-        make_env=lambda num_envs, **settings: drawn,
-    )
-    list(record_episode(context, drawn, tmp_path / "a.mp4", 5, 0))
+    list(record_episode(context_of(drawn, tmp_path), 0, drawn, 12))
     assert re.search(
-        r"video .*a\.mp4 not written, training goes on, and the next .*: No space left on device",
+        r"video .*/step_000000000012\.mp4 not written, training goes on, and the next .*: No space left on device",
         capsys.readouterr().err,
     )
     assert drawn.closed
 
 
 def test_an_interrupted_recording_is_readable(tmp_path):
-    drawn, run_state = Drawn(), RunState(1)
-    context = SimpleNamespace(
-        options=SimpleNamespace(video=VideoParams()),
-        spec=STACK,
-        run_state=run_state,
-        make_env=lambda num_envs, **settings: drawn,
-    )
-    for number, _ in enumerate(record_episode(context, drawn, tmp_path / "a.mp4", 9, 0), 1):
+    drawn = Drawn()
+    context = context_of(drawn, tmp_path)
+    for number, _ in enumerate(record_episode(context, 0, drawn, 12), 1):
         if number == 3:
-            run_state.stop(interrupt=True)
+            context.run_state.stop(interrupt=True)
     assert drawn.closed
-    with imageio.get_reader(tmp_path / "a.mp4") as reader:
+    with imageio.get_reader(tmp_path / "videos" / "step_000000000012.mp4") as reader:
         assert len(list(reader.iter_data())) == 1 + 3  # the reset and the steps before the run ended
 
 

@@ -83,7 +83,7 @@ def test_an_interrupted_evaluation_is_not_recorded(
 ) -> None:
     recorded = list[int]()
     context.options.evaluator = EvaluatorParams(steps=1, episodes=1, record_every=1)
-    monkeypatch.setattr("core.single_processes.evaluator._record", lambda *arguments: recorded.append(1) or iter(()))
+    monkeypatch.setattr("core.evaluation.video.record_episode", lambda *arguments: recorded.append(1) or iter(()))
     running = evaluator(context, 0)
     assert next(running) is False
     context.parameters.publish(Network())
