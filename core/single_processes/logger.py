@@ -143,6 +143,7 @@ class _RunLog:
             self._rates = {name: (count - self._counts[name]) / max(elapsed, 1e-6) for name, count in counts.items()}
             if ends_period:
                 self._counts, self._counted_at = counts, time.monotonic()
+        replay_steps = sum(memory.size() for memory in context.memories.values())  # on this node
         values = {
             **counts,
             "fps": self._rates["frames"],
@@ -153,10 +154,8 @@ class _RunLog:
             "dropped_log_records": self._dropped,
             "wall_seconds": self._files.seconds,
             "metric_write_errors": self._files.errors + sum(tracker.errors for tracker in self._trackers),
+            "replay_steps": replay_steps + context.counters.remote_replay_steps,
         }
-        if context.memories:
-            here = sum(memory.size() for memory in context.memories.values())
-            values["replay_steps"] = here + context.counters.remote_replay_steps
         return {f"global/{name}": float(value) for name, value in values.items()}
 
     def _count(self) -> dict[str, float]:
