@@ -137,10 +137,6 @@ def main(
     kind it was.
 
     Args:
-        process: generator function of the role.
-        context: the run's context.
-        role: role of this process.
-        index: number of this process among those of its role.
         threads: intra-op threads of torch.
         parent: process id of the parent, which is main or the fork server.
         report: pipe to the supervisor.

@@ -79,7 +79,6 @@ class Cluster:
         """Start or join the cluster.
 
         Args:
-            params: options of the engine.
             needs: CPUs and GPUs of every process of the run, by its name.
 
         Raises:

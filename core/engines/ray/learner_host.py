@@ -64,7 +64,6 @@ class LearnerHost(TrajectoryServer):
         """Do nothing yet, because Ray reports an error of a method better.
 
         Args:
-            learner: the learner.
             plan: what main has decided.
             home: handle of the trajectory server at home.
         """
