@@ -376,7 +376,8 @@ HALF_NEW = {**ON_ATARI, "agent.lr_schedule_updates": 160_000}
 ADAM = {"agent.optimizer": "adam", "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-5, "agent.batch_size": 16,
         "learner.threads": 1}
 # MinAtar's runs are short: small batches make many updates of them. Of breakout, a trace of 0.8 and three times the
-# entropy cost doubled the return after 1 M steps; the trace is that of MinAtar's own actor-critic (1903.03176).
+# entropy cost raised the score at 1 M steps from 6.9 to 11.7. The trace is that of MinAtar's own actor-critic
+# (1903.03176).
 ON_MINATAR = {**ADAM, "env_type": "minatar", "game": "breakout", "model_type": "minatar-ac", "agent.batch_size": 4,
               "learner.compile": "auto",
               "agent.trace_lambda": 0.8, "agent.entropy_cost": 0.03, "evaluator.period": 30.0,
