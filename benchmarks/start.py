@@ -2,7 +2,7 @@
 
     python -m benchmarks.start ../before . --runs 5
 
-Each run is `python main.py --config dqn-cartpole --steps 200` in its checkout, from the start of the program:
+Each run is `python main.py --config dqn-cartpole --steps 2000` in its checkout, from the start of the program:
 
 - first step: seconds until an actor has stepped an environment, which notes the time itself;
 - total: seconds until the program has ended;
@@ -24,7 +24,8 @@ from benchmarks.sides import write
 from benchmarks.training import RESULTS
 from utils.plot.curves import markdown
 
-COMMAND = ("main.py", "--config", "dqn-cartpole", "--steps", "200", "--game", "timed_cartpole:Timed-v1")
+# Runs that end before their first update, which needs 1,000 steps, are refused.
+COMMAND = ("main.py", "--config", "dqn-cartpole", "--steps", "2000", "--game", "timed_cartpole:Timed-v1")
 ENVIRONMENT = """
 import os, time
 import gymnasium
