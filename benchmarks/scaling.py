@@ -88,7 +88,7 @@ ADVICE = """\
 
 def _condition(result: dict[str, Any]) -> str:
     if result["load average"] <= 3 * result["cpus"]:
-        return "nothing else ran there"
+        return "the benchmark alone causes two to four"
     return (
         "other programs used the same cores, so that rates are far too low, ratios of one pair mean little, and only "
         "the bytes are exact"
