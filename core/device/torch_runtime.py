@@ -1,6 +1,6 @@
 """Torch in one process: host-to-device copies, free memory of a device, threads.
 
-Copies have the same interface on CPU and CUDA. Code for CUDA only is here and in recorded_work.py.
+Copies have the same interface on CPU and CUDA.
 """
 
 import weakref

@@ -4,7 +4,7 @@ How a process is started and killed is the launcher's part (core/engines/launche
 
 - Actors, the evaluator and the logger are replaced after a failure, at most `max_restarts` times within
   `restart_window`.
-- A learner or tester that fails ends the run, as do actors that all fail before their first step.
+- A learner or tester that fails ends the run. So does an error of every process of another role at its start.
 - A process without a heartbeat for `heartbeat_timeout`, or `start_timeout` at its start, is killed and counts as
   failed.
 - Every run ends in order: all but the logger save and exit, then the logger. Processes that exceed their time are

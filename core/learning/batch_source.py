@@ -49,7 +49,7 @@ RETRY_SECONDS = 0.005  # between attempts while the memory has nothing to sample
 
 
 class Prefetcher:
-    """Keep at most `depth` batches of `batch_size` windows ready for `get`.
+    """Keep `depth` batches of `batch_size` windows ready for `get`, or up to batches_per_sample - 1 more.
 
     - Only the thread touches the memory. It runs `update_priorities` and `call` in order, before it samples again.
     - `get` and `call` raise what the thread raised.

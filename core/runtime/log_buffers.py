@@ -1,6 +1,6 @@
 """Collect metrics of all processes: a lock-free ring buffer of records for each process, which the logger drains.
 
-- Names begin with their namespace: global/ actor/ learner/ evaluator/.
+- Names begin with their namespace: global/ actor/ learner/ evaluator/ profile/.
 - The ring of a process that died stays readable.
 - A process announces the records that it is about to write, so that the logger leaves out those that may be torn.
 - A logger that falls behind loses the oldest records and learns how many.

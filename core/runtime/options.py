@@ -33,9 +33,9 @@ class ActorParams:
     parameter_pull_period: int = Field(default=100, ge=1, le=10**9)
     """Agent steps of this actor between looks for newer parameters (Ape-X: 100)."""
     env_threads: int = Field(default=1, ge=1, le=256)
-    """Emulator threads of each group of an actor's environments."""
+    """Emulator threads of each split of an actor's environments."""
     num_env_splits: int = Field(default=1, ge=1, le=256)
-    """Groups of an actor's environments that take turns. With 2, one is emulated while the other is answered."""
+    """Splits of an actor's environments that take turns. With 2, one is emulated while the other is answered."""
     device: str = "cpu"
     """Device of the actor's network: cpu, cuda, cuda:1; auto is cuda if there is a GPU."""
     cuda_graph: Literal["auto", "on", "off"] = "auto"

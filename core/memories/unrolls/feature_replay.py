@@ -40,7 +40,7 @@ class CustomParams:
     """Names, defaults and spelling are those of the replaced system's replay list."""
 
     capacity: int = Field(default=1_000, ge=1, le=10**7)
-    """Unrolls that the rule holds."""
+    """Unrolls that the strategy holds."""
     dist_function: Literal["ln_norm", "cos_dist", "kl_div"] = "ln_norm"
     """Distance between the features of two unrolls."""
     p: float = Field(default=2.0, ge=1, le=1_000)

@@ -63,9 +63,9 @@ STRATEGIES: dict[str, tuple[type[ReplayStrategy], type]] = {
 @frozen_dataclass
 class MixedParams(MemoryParams):
     replay_parameters: JsonText = DEFAULT
-    """JSON list of rules with their sample ratios; a row of `CONFIGS` may also have a Python list."""
+    """JSON list of replay strategies with their sample ratios; a row of `CONFIGS` may also have a Python list."""
     feature_dtype: Literal["float32", "float16"] = "float32"
-    """Type of stored features where a rule compares them; float16 takes half the memory."""
+    """Type of stored features where a strategy compares them; float16 takes half the memory."""
 
 
 class MixedMemory(UnrollMemory):

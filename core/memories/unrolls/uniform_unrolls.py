@@ -16,7 +16,7 @@ from core.types import SampleIds
 @frozen_dataclass
 class ReplayParams:
     capacity: int = Field(default=1_000, ge=1, le=10**7)
-    """Unrolls that the rule holds."""
+    """Unrolls that the strategy holds."""
 
 
 class FifoIndex:
