@@ -234,7 +234,7 @@ class RunOptions(ABC):
     render: bool = False
     """Show the games in a window (mode 2)."""
     record: bool = False
-    """Write the games to an mp4 file (mode 2); in mode 1 see evaluator.record_every."""
+    """Write the games to a video file, mp4 by default (mode 2); in mode 1 see evaluator.record_every."""
     profile: bool = False
     """Report where actors and learner spend their time, under profile/ and in a table at the end."""
     profile_trace: int = Field(default=0, ge=0, le=10_000)
