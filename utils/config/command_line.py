@@ -233,13 +233,13 @@ def _help(options: Options, words: Sequence[str]) -> NoReturn:
     Raises:
         ConfigurationError: an unknown section.
     """
-    known = help_sections(options)
-    sections = [word.replace("-", "_") for word in words]
-    groups = ", ".join(name for name in known if f"{name}." in "".join(known) or name == known[0])
+    sections, groups = [word.replace("-", "_") for word in words], help_sections(options)
+    known = [*groups, *rows.declared(options)]
     if unknown := [section for section in sections if section not in known]:
         raise ConfigurationError(
             [
-                f"--help {section}: there is no such group or option; groups are {groups}{suggestion(section, known)}"
+                f"--help {section}: there is no such group or option; groups are {', '.join(groups)}"
+                f"{suggestion(section, known)}"
                 for section in unknown
             ]
         )

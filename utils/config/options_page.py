@@ -73,8 +73,8 @@ def table(params: type, prefix: str = "", only: Iterable[str] | None = None) -> 
     )
 
 
-def help_text(options: Options, section: str = "") -> str:
-    """Return what --help prints of each option of this row, of one section, or of one option."""
+def help_text(options: Options, section: str) -> str:
+    """Return what --help prints of a section or of an option, or of all options of this row if `section` is ""."""
     lines, values = [], flatten(options)
     for name, field in declared(options).items():
         owner, _, last = name.rpartition(".")
@@ -91,9 +91,8 @@ def help_text(options: Options, section: str = "") -> str:
 
 
 def help_sections(options: Options) -> list[str]:
-    """Return what `--help` may be followed by: the sections, then the options by their dotted names."""
-    names = list(declared(options))
-    return [*dict.fromkeys(name.rpartition(".")[0] or TOP for name in names), *names]
+    """Return the sections that `--help` may be followed by."""
+    return list(dict.fromkeys(name.rpartition(".")[0] or TOP for name in declared(options)))
 
 
 @cache
