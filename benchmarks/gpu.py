@@ -136,7 +136,7 @@ def inference(options: Options, spec: EnvSpec, seconds: float) -> Iterator[tuple
 def full_memory(options: Options, spec: EnvSpec, agent: Agent) -> Memory:
     """Return a memory that is full of random images, in episodes of about 500 steps."""
     memory: Memory = options.memory_class(
-        options.memory, memory_budget.layout(options, spec, agent), agent.window, options.seed
+        options.memory, memory_budget.layout(options, agent), agent.window, options.seed
     )
     generator, arrays, layout = np.random.default_rng(0), memory.trajectories.arrays, memory.layout
     block = generator.integers(0, 256, (layout.chunk_length, *arrays["frame"].shape[2:]), np.uint8)

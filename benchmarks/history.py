@@ -115,9 +115,7 @@ def fill(options: Options, env: Env, steps: int) -> tuple[PrioritizedMemory, Tim
     """
     options = dataclasses.replace(options, memory=dataclasses.replace(options.memory, capacity=steps))
     agent = options.make_agent(env.spec)
-    memory = PrioritizedMemory(
-        options.memory, memory_budget.layout(options, env.spec, agent), agent.window, options.seed
-    )
+    memory = PrioritizedMemory(options.memory, memory_budget.layout(options, agent), agent.window, options.seed)
     writer, pack = memory.writer(0), None
     if memory.layout.packed:
         assert writer._compressor is not None

@@ -34,7 +34,6 @@ from core.common.exit_codes import BAD_CHECKPOINT, BAD_OPTIONS
 from core.common.settings import dotted
 from core.evaluation.episodes import EpisodeResults, play_episodes
 from core.runtime.options import make_env
-from core.specs import EnvSpec
 from core.types import TimeStep, restart
 from utils import run_registry
 from utils.config import command_line, validation
@@ -195,7 +194,7 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
         raise ConfigurationError(f"{game} cannot be made: {error}") from error
     agent = options.make_agent(spec, validation.resolved_device(device))
     model_file.load_into(agent.model, weights, file)
-    return Policy(options, spec, agent, {name: value for name, value in metadata.items() if name != "options"})
+    return Policy(options, agent, {name: value for name, value in metadata.items() if name != "options"})
 
 
 def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
@@ -228,8 +227,8 @@ def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
 class Policy:
     """A trained network that acts as in evaluations: greedily, or by sampling if `agent.evaluation` says so."""
 
-    def __init__(self, options: Options, spec: EnvSpec, agent: Agent, metadata: Mapping[str, Any], seed: int = 1):
-        self.options, self.spec, self.agent, self.metadata = options, spec, agent, dict(metadata)
+    def __init__(self, options: Options, agent: Agent, metadata: Mapping[str, Any], seed: int = 1):
+        self.options, self.spec, self.agent, self.metadata = options, agent.spec, agent, dict(metadata)
         self._generator = np.random.default_rng(seed)
         self._exploration: dict[int, Exploration | None] = {}
 

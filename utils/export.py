@@ -29,7 +29,7 @@ from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.exit_codes import BAD_CHECKPOINT
 from core.common.files import replace_atomically
 from core.model import disable_host_sync
-from core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
+from core.specs import ActionSpec, Continuous, Discrete, Mixed, MultiDiscrete
 from core.types import ACTION_MASK, OARInputs, PictureAndVector, State
 from utils import run_registry
 from utils.api import Policy, load
@@ -45,13 +45,12 @@ TRACED_BATCH = 2  # Batch size of the trace. The exporter would take 1 for a con
 class ActingNetwork(nn.Module):
     """A network with the agent's greedy action, from tensors to tensors in the order of `inputs` and `outputs`."""
 
-    def __init__(self, agent: Agent, spec: EnvSpec):
+    def __init__(self, agent: Agent):
         super().__init__()
         self.model = agent.model.eval()
         self._agent, self._recurrent_q = agent, agent.required_output == "recurrent-q"
-        self._is_masked = spec.has_action_mask
         disable_host_sync(self.model)
-        example = self.example(spec, TRACED_BATCH)
+        example = self.example(TRACED_BATCH)
         self.states = [name for name in example if name.startswith("state_")]
         with torch.no_grad():
             names = list(self._compute(*example.values())[0])
@@ -67,13 +66,14 @@ class ActingNetwork(nn.Module):
         rest = iter(tensors)
         observation: Any = PictureAndVector(next(rest), next(rest)) if self.model.spec.vector_size else next(rest)
         inputs = OARInputs(observation, next(rest), next(rest)) if self._recurrent_q else observation
-        masks = [next(rest)] if self._is_masked else []
+        masks = [next(rest)] if self.model.spec.has_action_mask else []
         output, state = self.model(inputs, tuple(rest))
         return self._agent.greedy(output, *masks), state
 
-    def example(self, spec: EnvSpec, batch_size: int, seed: int = 0) -> dict[str, Tensor]:
+    def example(self, batch_size: int, seed: int = 0) -> dict[str, Tensor]:
         """Return random inputs by name."""
-        generator, dtype = np.random.default_rng(seed), np.dtype(spec.frame.dtype)
+        spec, generator = self.model.spec, np.random.default_rng(seed)
+        dtype = np.dtype(spec.frame.dtype)
         stack = (spec.frame_stack,) if spec.frame_stack else ()
         shape = batch_size, *stack, *(spec.picture_shape if spec.is_image else spec.frame.shape)
         pixels = dtype == np.uint8
@@ -110,11 +110,11 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
     if os.path.exists(path) and path.suffix != ".onnx":
         raise ConfigurationError(f"output {path} exists and does not end in .onnx: choose another name")
     onnx, *_ = [import_extra("export", package, "onnx") for package in ("onnx", "onnxruntime", "onnxscript")]
-    spec, agent = policy.spec, policy.options.make_agent(policy.spec)  # A copy, which the export changes.
+    agent = policy.options.make_agent(policy.spec)  # A copy, which the export changes.
     agent.model.load_state_dict(policy.agent.model.state_dict())
     try:
-        network = ActingNetwork(agent, spec)
-        example = network.example(spec, TRACED_BATCH)
+        network = ActingNetwork(agent)
+        example = network.example(TRACED_BATCH)
         batch = torch.export.Dim("N", min=1)
         with _quiet():
             program = torch.onnx.export(
@@ -131,7 +131,7 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
         with replace_atomically(path) as temporary:
             program.save(str(temporary), external_data=False)
             onnx.checker.check_model(str(temporary))
-            if wrong := differences(network, spec, temporary):
+            if wrong := differences(network, temporary):
                 raise ConfigurationError(
                     [f"the exported network differs from torch's: {output}; nothing was written" for output in wrong]
                 )
@@ -176,14 +176,14 @@ def _metadata(policy: Policy) -> dict[str, str]:
     }
 
 
-def differences(network: ActingNetwork, spec: EnvSpec, path: Path) -> list[str]:
+def differences(network: ActingNetwork, path: Path) -> list[str]:
     """Return the outputs in which onnxruntime and torch differ for random inputs; empty if they agree."""
     import onnxruntime
 
     session, differing = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]), []
     names = {each.name for each in session.get_inputs()}
     for batch_size in BATCHES:
-        example = network.example(spec, batch_size, seed=batch_size)
+        example = network.example(batch_size, seed=batch_size)
         with torch.no_grad():
             expected = [tensor.numpy() for tensor in network(*example.values())]
         inputs = {name: tensor.numpy() for name, tensor in example.items() if name in names}
@@ -191,7 +191,8 @@ def differences(network: ActingNetwork, spec: EnvSpec, path: Path) -> list[str]:
         for name, ours, theirs in zip(network.outputs, expected, outputs):
             if ours.shape == theirs.shape and _close(ours, theirs, np.abs(ours).max()):
                 continue
-            if not (name == "action" and ours.dtype.kind == "i" and _tied(spec.action, expected[1], ours, theirs)):
+            action = network.model.spec.action
+            if not (name == "action" and ours.dtype.kind == "i" and _tied(action, expected[1], ours, theirs)):
                 differing.append(f"{name} of {batch_size} observations")
     return differing
 

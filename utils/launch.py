@@ -23,12 +23,10 @@ from core.common.processes import open_file_shortage
 from core.common.settings import dotted
 from core.engines.run_end import resume_command_hint
 from core.memory import Memory
-from core.model import Model
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.run_state import RateLimiter, RunCounters, RunState
-from core.specs import EnvSpec
 from utils import run_registry
 from utils.config import memory_budget, throughput, validation
 from utils.config.command_line import FIXED
@@ -54,7 +52,7 @@ def create_context(options: Options) -> tuple[Context, Agent]:
         log_to_stderr(f"warning: game={options.game}: {spec.warning}")
     agent = options.make_agent(spec)
     try:
-        return _allocate(options, spec, agent), agent
+        return _allocate(options, agent), agent
     except MemoryError as error:
         raise ConfigurationError(str(error)) from None
     except CheckpointError as error:
@@ -65,7 +63,7 @@ def create_context(options: Options) -> tuple[Context, Agent]:
         raise ConfigurationError(f"{error}; {instead}", BAD_CHECKPOINT) from None
 
 
-def _allocate(options: Options, spec: EnvSpec, agent: Agent) -> Context:
+def _allocate(options: Options, agent: Agent) -> Context:
     """Allocate a run's shared memory, claim its folder, and restore its counters if it continues another.
 
     Raises:
@@ -77,13 +75,13 @@ def _allocate(options: Options, spec: EnvSpec, agent: Agent) -> Context:
     recorder: Any = SimpleNamespace(run=table.extend)  # an engine that only takes down what it is asked to run
     agent.launch(recorder, options.mode, options.num_actors, options.num_learners)
     roles = tuple((role, index) for role, count in table for index in range(count))
-    makers = _memory_makers(options, spec, agent)
+    makers = _memory_makers(options, agent)
     memories = {learner: makers[learner]() for learner in options.learners_at_home if makers}
     counters, state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))
     parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
     initial_weights = resume_from = None
     if options.mode == 2 or options.model_file is not None:
-        initial_weights = _initial_weights(options, agent.model, spec)
+        initial_weights = _initial_weights(options, agent)
     if options.mode == 2:
         _try_test_files(options, Path(options.model_file or options.model_path))
     if options.engine == "local" and (problem := open_file_shortage(len(roles))):
@@ -91,19 +89,19 @@ def _allocate(options: Options, spec: EnvSpec, agent: Agent) -> Context:
     if options.mode == 1:
         size = SAVED_COPIES * sum(tensor.nbytes for tensor in agent.model.state_dict().values())
         if options.learner.checkpoint_replay:
-            size += memory_budget.replay_bytes(options, memory_budget.layouts(options, spec, agent), agent.window)
+            size += memory_budget.replay_bytes(options, memory_budget.layouts(options, agent), agent.window)
         options = run_registry.claim(options, size)
         try:
             if options.resume is not None:
                 resume_from = _continue(options, counters)
-            run_registry.save(options, settings_on_file(find_row(options.config)), spec.name)
+            run_registry.save(options, settings_on_file(find_row(options.config)), agent.spec.name)
         except BaseException:
             run_registry.abandon(options)
             raise
         if options.resume is None:
             print(f"training run {options.signature}: {options.config}, game={options.game}, in {options.log_folder}")
     context = Context(
-        options, spec, roles, memories, parameters, counters, state, logs, resume_from, initial_weights, makers
+        options, agent.spec, roles, memories, parameters, counters, state, logs, resume_from, initial_weights, makers
     )
     if resume_from and (reached := context.reached_limits()):
         print(f"run {options.signature} has {' and '.join(reached)} already: set a higher limit to train it further")
@@ -112,16 +110,16 @@ def _allocate(options: Options, spec: EnvSpec, agent: Agent) -> Context:
     return context
 
 
-def _memory_makers(options: Options, spec: EnvSpec, agent: Agent) -> tuple[Callable[[], Memory], ...]:
+def _memory_makers(options: Options, agent: Agent) -> tuple[Callable[[], Memory], ...]:
     """Return what makes the memory of each learner, each with a seed of its own."""
     if options.mode == 2:
         return ()
     seeds = [options.seed, *np.random.SeedSequence(options.seed).generate_state(options.num_learners - 1).tolist()]
-    make, layouts = partial(options.memory_class, options.memory), memory_budget.layouts(options, spec, agent)
+    make, layouts = partial(options.memory_class, options.memory), memory_budget.layouts(options, agent)
     return tuple(partial(make, ring, agent.window, seed) for ring, seed in zip(layouts, seeds))
 
 
-def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path:
+def _initial_weights(options: Options, agent: Agent) -> Path:
     """Return the model file or checkpoint to start from or to test, and print what it is if the command line names it.
 
     Raises:
@@ -129,12 +127,12 @@ def _initial_weights(options: Options, model: Model, spec: EnvSpec) -> Path:
     """
     path = options.model_path if options.model_file is None else Path(options.model_file)
     weights, metadata = model_file.load_weights(path)
-    if metadata.get("environment", spec.name) != spec.name:
+    if metadata.get("environment", agent.spec.name) != agent.spec.name:
         raise CheckpointError(
             f"model file {path} is of game={metadata.get('game')} (env_type={metadata.get('env_type')}) "
             f"and game={options.game} is asked for: give --game {metadata.get('game')}"
         )
-    model_file.load_into(model, weights, path)
+    model_file.load_into(agent.model, weights, path)
     if options.model_file is not None:
         told = [f"{name}={metadata.get(name, 'unknown')}" for name in ("config", "game", "agent_steps", "score")]
         print(f"{'starting from' if options.mode == 1 else 'testing'} model file {path}: {', '.join(told)}")

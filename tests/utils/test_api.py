@@ -64,7 +64,7 @@ def test_a_users_own_loop_scores_what_evaluate_does(kind, trained):
     policy = trained(kind).load()
     options = policy.options
     results = policy.evaluate(episodes=1, seed=5)
-    policy = api.Policy(options, policy.spec, policy.agent, policy.metadata, seed=5)
+    policy = api.Policy(options, policy.agent, policy.metadata, seed=5)
     env = ValidatedEnv(options.env_class(options.env, options.game, 1, training=False), 1)
     timestep, state, total, length = env.reset(_next_seed(np.random.SeedSequence(5))), None, 0.0, 0
     while length < options.evaluator.max_steps:
@@ -139,14 +139,13 @@ def test_dicts_and_shifted_actions_of_gymnasium_are_converted(root, trained):
         gymnasium.register("Keys-v0", Keys)
     words = ["--config", "dqn-cartpole", "--game", "Keys-v0", "--model_type", "dqn-small", "--root", str(root)]
     options = command_line.read(words)
-    spec = validation.environment_spec(options)
-    policy = api.Policy(options, spec, options.make_agent(spec), {})
+    policy = api.Policy(options, options.make_agent(validation.environment_spec(options)), {})
     env = gymnasium.make("Keys-v0")
     observation, _ = env.reset(seed=1)
     with pytest.raises(ValueError, match=r"observation is a dict, expected an array: act\(from_gym\(observation\)\)"):
         policy.act(observation)
     frame = policy.from_gym(observation)
-    assert frame.shape == spec.observation_shape and frame.dtype == np.uint8
+    assert frame.shape == policy.spec.observation_shape and frame.dtype == np.uint8
     np.testing.assert_array_equal(frame[-8:].view(np.float32), observation["speed"])
     action, _ = policy.act(frame)
     assert policy.to_gym(action) == action + 5

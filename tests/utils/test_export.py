@@ -94,8 +94,7 @@ def small_policy(name: str, lstm: bool = False, continuous: bool = False, vector
         sizes.pop("lstm", None)
     options = dataclasses.replace(options, model=dataclasses.replace(options.model, **sizes))
     torch.manual_seed(1)
-    spec = spec_of(name, continuous, vector)
-    return Policy(options, spec, options.make_agent(spec), {"score": 1.0})
+    return Policy(options, options.make_agent(spec_of(name, continuous, vector)), {"score": 1.0})
 
 
 def frames(pictures, vectors):
@@ -126,7 +125,7 @@ def test_onnxruntime_gives_what_torch_gives(name, lstm, continuous, vector, tmp_
     policy, path = small_policy(name, lstm, continuous, vector), tmp_path / "model.onnx"
     network = export(policy, path)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    example = network.example(policy.spec, 4, seed=9)
+    example = network.example(4, seed=9)
     given = {name: tensor.numpy() for name, tensor in example.items()}
     state = tuple(given[name] for name in given if name.startswith("state_"))
     assert bool(state) == (lstm or policy.agent.required_output == "recurrent-q")
@@ -158,7 +157,7 @@ def test_the_file_tells_several_choices(name, action, spaces, tmp_path, monkeypa
     policy.agent.params = dataclasses.replace(policy.agent.params, **GREEDY.get(name, {}))
     network = export(policy, path)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    example = network.example(policy.spec, 4, seed=9)["observation"].numpy()
+    example = network.example(4, seed=9)["observation"].numpy()
     found = session.run(["action"], {"observation": example})[0]
     chosen = np.stack(np.unravel_index(found, (2, 3)), 1) if name == "dqn-mlp" else found
     np.testing.assert_allclose(chosen, policy.act(example)[0], atol=1e-5)
@@ -174,7 +173,7 @@ def test_an_exported_network_takes_the_mask(name, tmp_path, monkeypatch):
     assert "action_mask" in network.inputs
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for seed in range(5):
-        given = {name: tensor.numpy() for name, tensor in network.example(policy.spec, 8, seed).items()}
+        given = {name: tensor.numpy() for name, tensor in network.example(8, seed).items()}
         found = session.run(["action"], given)[0]
         assert given["action_mask"][np.arange(8), found].all()
         if "previous_action" not in given:
@@ -190,7 +189,7 @@ def test_an_exported_network_takes_the_mask_of_mixed_actions(tmp_path, monkeypat
     policy.agent.params = dataclasses.replace(policy.agent.params, **GREEDY["mlp-ac"])
     network = export(policy, path)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    given = {name: tensor.numpy() for name, tensor in network.example(spec, 32, 1).items()}
+    given = {name: tensor.numpy() for name, tensor in network.example(32, 1).items()}
     found = session.run(["action"], given)[0]
     assert np.take_along_axis(given["action_mask"], found[:, :2].astype(np.int64) + [0, 2], 1).all()
     np.testing.assert_allclose(found, policy.act(given["observation"], action_mask=given["action_mask"])[0], atol=1e-5)
@@ -214,10 +213,10 @@ def test_an_export_that_differs_is_refused_and_leaves_no_file(tmp_path, monkeypa
 def test_other_weights_are_detected(tmp_path):
     policy, path = small_policy("dqn-mlp"), tmp_path / "model.onnx"
     network = export(policy, path)
-    assert not exporting.differences(network, policy.spec, path)
+    assert not exporting.differences(network, path)
     with torch.no_grad():
         next(network.parameters()).mul_(2)
-    assert "values of 1 observations" in exporting.differences(network, policy.spec, path)
+    assert "values of 1 observations" in exporting.differences(network, path)
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxscript", "onnxruntime"])

@@ -73,7 +73,7 @@ def test_f45_mode_2_tries_its_files_before_it_plays(options, tmp_path, name):
 def weights_and_files(chosen):
     """Do what `create_context` does in mode 2, without shared memory, to which a limit of file sizes applies too."""
     agent = chosen.make_agent(validation.environment_spec(chosen))
-    _try_test_files(chosen, _initial_weights(chosen, agent.model, agent.spec))
+    _try_test_files(chosen, _initial_weights(chosen, agent))
 
 
 @pytest.mark.parametrize("mode", ["1", "2"])

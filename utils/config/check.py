@@ -69,7 +69,7 @@ def check(options: Options, seconds: float = PROBE_SECONDS) -> None:
     warnings_found = [spec.warning] if spec.warning else []
     agent, facts, pace = options.make_agent(spec), Table.grid(padding=(0, 2)), Pace(0.0, 0.0)
     console.print(table(spec, agent.model))
-    for name, text in _parts(options, spec, agent):
+    for name, text in _parts(options, agent):
         facts.add_row(name, text)
     with suppress(Exception), foreign_code("the environment", may_lack_packages=True):
         pace = _pace(options)  # The stages below report the error.
@@ -138,8 +138,8 @@ def _settings(options: Options) -> Table:
     return table
 
 
-def _parts(options: Options, spec: EnvSpec, agent: Agent) -> list[tuple[str, str]]:
-    rings, window = memory_budget.layouts(options, spec, agent), agent.window
+def _parts(options: Options, agent: Agent) -> list[tuple[str, str]]:
+    rings, spec, window = memory_budget.layouts(options, agent), agent.spec, agent.window
     layout, stored = rings[0], memory_budget.stored_bytes(options, rings, window)
     parameters = sum(parameter.numel() for parameter in agent.model.parameters())
     return [

@@ -27,7 +27,7 @@ RAY_BYTES = 500 << 20  # of Ray's own processes
 ENV_BYTES, ENV_OBSERVATIONS = 16 << 10, 64  # of an environment: a constant, and so many observations
 
 
-def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> Layout:
+def layout(options: Options, agent: Agent, learner: int = 0) -> Layout:
     """Return the layout of the rings that the actors of a learner share; that of learner 0 is the largest."""
     memory, num_actors = options.memory_class, actors_of(options, learner)
     extras, feature_dtype = dict(agent.extras), memory.feature_dtype(options.memory)
@@ -39,7 +39,7 @@ def layout(options: Options, spec: EnvSpec, agent: Agent, learner: int = 0) -> L
     initial = agent.initial_state(1)
     states = tuple(ArraySpec(tuple(part.shape[1:]), str(part.dtype).removeprefix("torch.")) for part in initial)
     return Layout.of(
-        spec,
+        agent.spec,
         extras,
         capacity=capacity,
         num_actors=num_actors,
@@ -57,9 +57,9 @@ def actors_of(options: Options, learner: int) -> int:
     return len(range(learner, options.num_actors, options.num_learners))
 
 
-def layouts(options: Options, spec: EnvSpec, agent: Agent) -> list[Layout]:
+def layouts(options: Options, agent: Agent) -> list[Layout]:
     """Return the layout of every learner's rings."""
-    return [layout(options, spec, agent, learner) for learner in range(options.num_learners)]
+    return [layout(options, agent, learner) for learner in range(options.num_learners)]
 
 
 def stored_bytes(options: Options, rings: list[Layout], window: WindowSpec) -> int:
@@ -135,21 +135,22 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
     if found := options.memory_class.problems(options.memory, options.batch_size):
         return found
     try:
-        _ = agent.window, layouts(options, spec, agent)
+        window, rings = agent.window, layouts(options, agent)
     except Exception as error:  # so can the code of an agent or a memory
         chosen = f"agent_type={options.agent_type} with memory_type={options.memory_type} and game={options.game}"
         return [f"{chosen} cannot be used: {describe_exception(error)}"]
-    if (stride := agent.window.stride) and options.actor.chunk_length not in (stride, ActorParams().chunk_length):
+    if (stride := window.stride) and options.actor.chunk_length not in (stride, ActorParams().chunk_length):
         return [
             f"actor.chunk_length={options.actor.chunk_length} does nothing with agent_type={options.agent_type}, which "
             f"publishes the {stride} steps of an unroll, or from one sequence's start to the next: leave it out"
         ]
-    return _ring(options, spec, agent) + _storage(options, spec, agent) + _limiter(options, agent.samples_per_window)
+    found = _ring(options, spec, rings, window) + _storage(options, spec, rings[0], window.length)
+    return found + _limiter(options, agent.samples_per_window)
 
 
-def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
+def _ring(options: Options, spec: EnvSpec, rings: list[Layout], window: WindowSpec) -> list[str]:
     """Return why the ring is too small for windows, why no window is whole before actors wait, or what does not fit."""
-    envs, length = actors_of(options, 0) * options.num_envs_per_actor, agent.window.length  # of a learner
+    envs, length = actors_of(options, 0) * options.num_envs_per_actor, window.length  # of a learner
     capacity, rate_limiter = getattr(options.memory, "capacity", None), options.rate_limiter
     in_steps = not issubclass(options.memory_class, UnrollMemory)  # theirs count unrolls
     if in_steps and capacity is not None and capacity < envs * (length + 2):
@@ -157,7 +158,6 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
             f"memory.capacity={capacity} is too small for two windows of {length + 1} steps in each of "
             f"{envs} environments: at least {envs * (length + 2)}"
         ]
-    rings = layouts(options, spec, agent)
     envs = options.num_actors * options.num_envs_per_actor
     first = envs * next_multiple(length + 2 * in_steps, rings[0].chunk_length)
     if rate_limiter.samples_per_insert is not None and rate_limiter.min_replay_size + rate_limiter.error_buffer < first:
@@ -169,12 +169,12 @@ def _ring(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
     if found := _beside_the_replay(options, spec):
         return found
     rings = [rings[learner] for learner in options.learners_at_home]
-    stored = stored_bytes(options, rings, agent.window)
+    stored = stored_bytes(options, rings, window)
     needed, free = needed_bytes(options, spec, stored), available_bytes()
     if needed <= free:
-        return _gpu(options, copied_bytes(options, rings[0], agent.window), capacity)
+        return _gpu(options, copied_bytes(options, rings[0], window), capacity)
     each = f" for each of {len(rings)} learners" if len(rings) > 1 else ""
-    batches = sum(batch_bytes(options, ring, agent.window) for ring in rings)
+    batches = sum(batch_bytes(options, ring, window) for ring in rings)
     held = f"; batches need {batches / 1e6:,.0f} MB of them (learner.prefetch, learner.batches_per_sample)"
     held = held if 10 * batches > stored else ""
     if capacity is None:
@@ -217,10 +217,9 @@ def _beside_the_replay(options: Options, spec: EnvSpec) -> list[str]:
     ]
 
 
-def _storage(options: Options, spec: EnvSpec, agent: Agent) -> list[str]:
+def _storage(options: Options, spec: EnvSpec, ring: Layout, length: int) -> list[str]:
     """Return why frames cannot be compressed, or why replay.max_frame_bytes is too small for incompressible windows."""
-    storage, num_actors, length = options.replay, actors_of(options, 0), agent.window.length
-    ring = layout(options, spec, agent)
+    storage, num_actors = options.replay, actors_of(options, 0)
     if storage.frame_compression == RAW:
         least = ring.num_slots * spec.frame.nbytes  # the layout is at its minimum if this exceeds the limit
     elif spec.is_image:

@@ -156,7 +156,7 @@ def _acting(options: Options, spec: EnvSpec, seconds: float, has_enough: HasEnou
     params, num_envs, splits = options.actor, options.num_envs_per_actor, options.actor.num_env_splits
     agent = with_graphed_forward(options.make_agent(spec, params.device, params.precision), params.cuda_graph)
     generator = np.random.default_rng(options.seed)
-    raw = dataclasses.replace(memory_budget.layout(options, spec, agent), storage=STORAGE, arena_bytes=0)
+    raw = dataclasses.replace(memory_budget.layout(options, agent), storage=STORAGE, arena_bytes=0)
     trajectories = Trajectories(single_actor_layout(raw, agent.window.length))
     writer = ChunkWriter(trajectories, 0, agent.window, agent.initial_priorities)
 

@@ -126,7 +126,7 @@ def test_the_memory_budget_includes_a_checkpoints_replay_copy(options, learners)
     chosen, copied = options(*words), options(*words, "--learner.checkpoint_replay", "true")
     spec = validation.environment_spec(chosen)
     agent = chosen.make_agent(spec)
-    rings = memory_budget.layouts(chosen, spec, agent)
+    rings = memory_budget.layouts(chosen, agent)
     assert len(rings) == int(learners)
     without, having = (memory_budget.stored_bytes(each, rings, agent.window) for each in (chosen, copied))
     assert having - without == sum(rows.nbytes for rows in rings) > 0
@@ -150,7 +150,8 @@ def test_frames_never_take_more_than_their_accepted_limit(words, options):
 
     def limited(limit: int):
         changed = dataclasses.replace(chosen, replay=StorageParams(max_frame_bytes=limit))
-        return memory_budget.layout(changed, spec, agent), memory_budget._storage(changed, spec, agent)
+        layout = memory_budget.layout(changed, agent)
+        return layout, memory_budget._storage(changed, spec, layout, agent.window.length)
 
     (refusal,) = limited(1)[1]
     least = int(refusal.rpartition(" ")[2])
@@ -168,7 +169,7 @@ def test_the_memory_budget_includes_batches_held_by_learners(option, options, mo
     on_device = options(*words, f"--learner.{option}", "200", "--learner.replay_device", "learner")
     spec = validation.environment_spec(few)
     agent = few.make_agent(spec)
-    (rows,) = rings = memory_budget.layouts(few, spec, agent)
+    (rows,) = rings = memory_budget.layouts(few, agent)
     having, without = (memory_budget.stored_bytes(each, rings, agent.window) for each in (many, few))
     assert having - without >= 190 * few.batch_size * 2 * 4 * 84 * 84  # two stacks of four frames a window
     needed = memory_budget.needed_bytes(few, spec, without)
