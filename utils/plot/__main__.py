@@ -123,7 +123,7 @@ def summary_table(scores: Mapping[str, Sequence[Array]]) -> str:
     for method, games in scores.items():
         cells = [method, str(len(games)), str(sum(map(len, games)))]
         for statistic in AGGREGATES.values():
-            low, high = interval(bootstrap(games, statistic, np.random.default_rng(0)))
+            low, high = interval(bootstrap(games, statistic))
             cells.append(f"{statistic(games):.3f} [{low:.3f}, {high:.3f}]")
         lines.append(cells)
     return markdown(["method", "games", "runs", *AGGREGATES], lines)

@@ -31,7 +31,7 @@ INCHES_PER_LETTER = 0.09
 LEGEND_MARGIN = 0.6  # Inches of a legend's line sample, and of the space between two columns.
 NUM_THRESHOLDS = 100
 REPETITIONS = 2_000  # Bootstrap resamples.
-CONFIDENCE = 0.95  # Probability mass of an interval.
+BOUNDS = (0.025, 0.975)  # Quantiles between which an interval lies.
 
 
 # statistics -----------------------------------------------------------------------------------------------------------
@@ -65,22 +65,19 @@ def performance_profile(strata: Strata, thresholds: Array) -> Array:
     return result
 
 
-def bootstrap(
-    strata: Strata, statistic: Statistic, generator: np.random.Generator, repetitions: int = REPETITIONS
-) -> Array:
+def bootstrap(strata: Strata, statistic: Statistic, repetitions: int = REPETITIONS) -> Array:
     """Return the statistic of resampled strata: [..., repetitions], followed by the axes that the statistic adds.
 
-    The runs of each game are resampled with replacement, independently of the other games.
+    The runs of each game are resampled with replacement, independently of the other games, and always in the same way.
     """
-    sizes = [scores.shape[-1] for scores in strata]
+    generator, sizes = np.random.default_rng(0), [scores.shape[-1] for scores in strata]
     draws = [generator.integers(size, size=(repetitions, size)) for size in sizes]
     return statistic([scores[..., drawn] for scores, drawn in zip(strata, draws)])
 
 
-def interval(resampled: Array, axis: int = -1, confidence: float = CONFIDENCE) -> tuple[Array, Array]:
+def interval(resampled: Array, axis: int = -1) -> tuple[Array, Array]:
     """Return the lower and upper bound of the percentile interval over the repetitions on `axis`."""
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(resampled, (tail, 1 - tail), axis=axis)
+    low, high = np.quantile(resampled, BOUNDS, axis=axis)
     return low, high
 
 
@@ -181,7 +178,7 @@ def _draw_group(panel: Any, curves: Sequence[Curve], axis: str, statistic: str, 
     (line,) = panel.plot(points / unit, center([values]), label=label, marker=_marker(points))
     if len(curves) == 1:
         return
-    low, high = interval(bootstrap([values], center, np.random.default_rng(0)))
+    low, high = interval(bootstrap([values], center))
     panel.fill_between(points / unit, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     for curve in curves if each else ():
         points = getattr(curve, field) / unit
@@ -201,7 +198,7 @@ def draw_summary(scores: Mapping[str, Strata], title: str, unit: str = "human-no
     colors = plots.rcParams["axes.prop_cycle"].by_key()["color"]
     for panel, (name, statistic) in zip(grid, AGGREGATES.items()):
         for row, strata in enumerate(scores.values()):
-            low, high = interval(bootstrap(strata, statistic, np.random.default_rng(0)))
+            low, high = interval(bootstrap(strata, statistic))
             color = colors[row % len(colors)]
             panel.barh(row, high - low, left=low, height=0.5, color=color, alpha=0.4)
             panel.plot([float(statistic(strata))] * 2, [row - 0.25, row + 0.25], color=color)
@@ -219,7 +216,7 @@ def _draw_profiles(panel: Any, scores: Mapping[str, Strata], unit: str) -> None:
     for method, strata in scores.items():
         profile = partial(performance_profile, thresholds=thresholds)
         (line,) = panel.plot(thresholds, profile(strata), label=method)
-        low, high = interval(bootstrap(strata, profile, np.random.default_rng(0)), axis=0)
+        low, high = interval(bootstrap(strata, profile), axis=0)
         panel.fill_between(thresholds, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     panel.set(xlabel=unit, ylabel="share of runs above", title="performance profile")
     panel.grid(alpha=0.3)
