@@ -102,7 +102,7 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.first = self.requests = 0  # `first` is the number of the first signal
+        self.requests = self.exit_code = 0  # the exit code is 128 plus the number of the first signal
         self._counted = float("-inf")  # monotonic seconds
 
     def __bool__(self) -> bool:
@@ -113,13 +113,8 @@ class Interrupts:
         now = time.monotonic()
         if now - self._counted < SAME_REQUEST:
             return False
-        self.first, self.requests, self._counted = self.first or number, self.requests + 1, now
+        self.exit_code, self.requests, self._counted = self.exit_code or 128 + number, self.requests + 1, now
         return True
-
-    @property
-    def exit_code(self) -> int:
-        """Return 128 plus the number of the first signal, or 0 without a signal."""
-        return 128 + self.first if self.first else 0
 
 
 def kill_descendants() -> None:
