@@ -9,6 +9,7 @@
 import errno
 import mmap
 import os
+import weakref
 from collections.abc import Mapping
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
@@ -53,6 +54,7 @@ class SharedArrays(dict[str, np.ndarray]):
     def __init__(self, specs: Mapping[str, ArraySpec], descriptor: int | None = None):
         self._specs, size, offset = dict(specs), total_bytes(specs), 0
         self._fd = _allocate(size) if descriptor is None else descriptor
+        weakref.finalize(self, os.close, self._fd)
         mapping = mmap.mmap(self._fd, size)
         self.whole = np.frombuffer(mapping, np.uint8)  # the bytes of all arrays
         for name, spec in specs.items():
@@ -65,10 +67,6 @@ class SharedArrays(dict[str, np.ndarray]):
             return _inherit, (self._specs, reduction.DupFd(self._fd))
         # The inode detects a descriptor that was reused for another file.
         return _open, (self._specs, os.getpid(), self._fd, os.fstat(self._fd).st_ino)
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", None) is not None and os is not None:  # `os` is None while the interpreter exits
-            os.close(self._fd)
 
 
 def _allocate(size: int) -> int:
