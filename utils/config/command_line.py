@@ -192,8 +192,8 @@ def _peek(words: Words) -> Options:
     """
     options, _ = rows.with_lines(Options())
     known = rows.declared(options)
-    given = [name for name in OF_THIS_START if name in words and name in known]
-    return rows.changed(options, {name: rows.from_words(words[name], known[name].annotation) for name in given})[0]
+    given = {name: rows.from_words(words[name], known[name].annotation) for name in OF_THIS_START if name in words}
+    return rows.changed(options, given)[0]
 
 
 def _chosen(row: Row, words: Words, saved: SavedRun | None = None) -> tuple[Options, list[str], Iterable[str]]:

@@ -15,7 +15,6 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 PACKAGE = "torch"
-HELP = ("-h", "--help")
 LEFT_TO_MAIN = 255  # exit code of the fork
 PATIENCE = 60.0  # seconds after which the kernel ends the fork
 
@@ -33,7 +32,7 @@ class EarlyAnswer:
                 os._exit(_answer(arguments))
             finally:
                 os._exit(LEFT_TO_MAIN)
-        if set(arguments) & set(HELP):
+        if {"-h", "--help"} & set(arguments):
             self._look(0)
         signal.signal(signal.SIGCHLD, lambda number, frame: self._look(os.WNOHANG))
 
