@@ -191,6 +191,11 @@ def test_help_of_an_unknown_section_names_the_valid_ones(refuse):
     assert "groups are run, agent, env, " in line and "did you mean agent" in line
 
 
+def test_the_line_of_run_names_the_row_unless_a_word_does(read, monkeypatch):
+    monkeypatch.setitem(options.RUN, "config", "dqn-cartpole")
+    assert read().config == "dqn-cartpole" and read("--config", "impala-cartpole").config == "impala-cartpole"
+
+
 def test_paths_are_relative_to_the_project_not_to_the_cwd(read, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     chosen = read_options(["--config", "dqn-cartpole", "--machine", "m", "--timestamp", "t"])

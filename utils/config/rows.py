@@ -109,7 +109,7 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
     no_names = {name: row[name] for name in CHOICES if not isinstance(row.get(name, ""), str)}
     problems += [f"{where}: {name}={value!r} must be a valid string" for name, value in no_names.items()]
     chosen = {**{name: str(row.get(name, "")) for name in CHOICES}, **(choices or {})}
-    options, _ = changed(Options(), {**chosen, "config": row["name"]})
+    options, _ = changed(Options(), chosen)
     missing = missing_classes(options)
     found = {section: named for section, named in SECTIONS.items() if section not in missing}
     params = {section: factory[chosen[type_field]].Params() for section, (type_field, factory) in found.items()}
@@ -117,7 +117,7 @@ def from_row(row: Mapping[str, Any], choices: Mapping[str, str] | None = None) -
     options, wrong_lines = with_lines(options)
     problems += [*missing.values(), *wrong_lines]
 
-    known, settings = declared(options), {}
+    known, settings = declared(options), {"config": row["name"]}  # RUN may name another row
     replaced = {section for section, (type_field, _) in SECTIONS.items() if chosen[type_field] != row.get(type_field)}
     for name, value in row.items():
         if name in (*CHOICES, "name"):
@@ -147,7 +147,7 @@ def settings_on_file(row: Mapping[str, Any]) -> dict[str, Any]:
 def with_lines(options: Options) -> tuple[Options, list[str]]:
     """Return the options with the lines of RUN that are not None, and a sentence for each line that is wrong."""
     known = declared(options)
-    lines = {name: value for name, value in RUN.items() if value is not None and name != "config"}
+    lines = {name: value for name, value in RUN.items() if value is not None}
     unknown = [f"{name} is no option" + suggestion(name, known) for name in lines if name not in known]
     options, refused = changed(options, {name: value for name, value in lines.items() if name in known})
     return options, [f"RUN of utils/options.py: {sentence}" for sentence in (*unknown, *refused.values())]
