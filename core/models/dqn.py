@@ -45,12 +45,11 @@ class QNetwork(Model):
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__(params, spec)
         self.torso = params.layers(spec)
-        features = num_features(self.torso, spec)
+        self.num_features = num_features(self.torso, spec)
         atoms = params.atoms if self.output_kind == "distribution" else None
         num_actions = spec.action.num_actions  # type: ignore[union-attr]
-        self.num_features = features
         self.q = q_head(
-            features, params.hidden, num_actions, params.dueling, linear_factory(params), atoms, params.norm
+            self.num_features, params.hidden, num_actions, params.dueling, linear_factory(params), atoms, params.norm
         )
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

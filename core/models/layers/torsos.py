@@ -202,32 +202,22 @@ def impala_resnet(spec: EnvSpec, width: int = 1, spectral_norm: bool = False, po
 
 
 class DuelingHead(nn.Module):
-    """Q = V + A - mean A (1511.06581, eq. 9), with a hidden layer for each of V and A.
+    """Q = V + A - mean A (1511.06581, eq. 9), where A has its actions in the dimension `actions_dim`.
 
     - A distribution is combined atom by atom (1710.02298, section 3).
     - The gradient that enters the torso is divided by the root of 2, because two streams send theirs (1511.06581,
       section 4.2).
     """
 
-    def __init__(
-        self,
-        features: int,
-        hidden: int,
-        num_actions: int,
-        linear: MakeLinear = nn.Linear,
-        atoms: int | None = None,
-        norm: str = "none",
-    ):
+    def __init__(self, value: nn.Module, advantage: nn.Module, actions_dim: int):
         super().__init__()
-        self.value = _layers(features, hidden, 1, linear, atoms, norm)
-        self.advantage = _layers(features, hidden, num_actions, linear, atoms, norm)
-        self._actions = -1 if atoms is None else 1  # the dimension of the actions
+        self.value, self.advantage, self._actions_dim = value, advantage, actions_dim
 
     def forward(self, features: Tensor) -> Tensor:
         features = _with_scaled_gradient(features, math.sqrt(0.5))
         advantage: Tensor = self.advantage(features)  # [B, A] or [B, A, atoms]
         value: Tensor = self.value(features)  # after the advantage, because noisy layers draw in this order
-        return value + advantage - advantage.mean(self._actions, keepdim=True)
+        return value + advantage - advantage.mean(self._actions_dim, keepdim=True)
 
 
 def q_head(
@@ -243,9 +233,15 @@ def q_head(
 
     `linear` makes its fully connected layers. If `norm` is "layer", the hidden layer is normalised (`with_layer_norm`).
     """
+
+    def layers(outputs: int) -> nn.Sequential:
+        first = with_layer_norm(linear(features, hidden), norm)
+        last = keep_float32(linear(hidden, outputs * (atoms or 1)))
+        return nn.Sequential(*first, nn.ReLU(), last, *([] if atoms is None else [nn.Unflatten(1, (outputs, atoms))]))
+
     if dueling:
-        return DuelingHead(features, hidden, num_actions, linear, atoms, norm)
-    return _layers(features, hidden, num_actions, linear, atoms, norm)
+        return DuelingHead(layers(1), layers(num_actions), actions_dim=-1 if atoms is None else 1)
+    return layers(num_actions)
 
 
 def _with_scaled_gradient(tensor: Tensor, scale: float) -> Tensor:
@@ -254,14 +250,6 @@ def _with_scaled_gradient(tensor: Tensor, scale: float) -> Tensor:
         tensor = tensor.view_as(tensor)  # so that other readers of the same tensor keep their gradient
         tensor.register_hook(lambda gradient: gradient * scale)
     return tensor
-
-
-def _layers(
-    features: int, hidden: int, outputs: int, linear: MakeLinear, atoms: int | None, norm: str
-) -> nn.Sequential:
-    first = with_layer_norm(linear(features, hidden), norm)
-    layers = [*first, nn.ReLU(), keep_float32(linear(hidden, outputs * (atoms or 1)))]
-    return nn.Sequential(*layers, *([] if atoms is None else [nn.Unflatten(1, (outputs, atoms))]))
 
 
 @frozen_dataclass

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
-from core.models.layers.torsos import DuelingHead, scaled_image
+from core.models.layers.torsos import q_head, scaled_image
 from core.specs import ArraySpec, Discrete, EnvSpec
 
 
@@ -104,7 +104,7 @@ def test_a_dueling_network_centres_its_advantages():
 def test_a_dueling_head_sends_its_gradient_divided_by_the_root_of_2():
     """1511.06581, section 4.2. The layers of the head itself keep their gradient."""
     torch.manual_seed(0)
-    head = DuelingHead(5, 4, 3).double()
+    head = q_head(5, 4, 3, dueling=True).double()
     features, upstream = torch.randn(6, 5, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
 
     def combined(features):
