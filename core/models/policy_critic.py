@@ -61,16 +61,16 @@ class ControlNetwork(PolicyAndCritic):
         super().__init__(params, spec)
         assert isinstance(spec.action, Continuous)
         # The torso that only counts features draws weights too: without it seeded runs would start from other weights.
-        num_actions, features = math.prod(spec.action.low.shape), self.torso()[1]
-        layers = [self.torso()[0], _perceptron(features, params, num_actions * (1 + self.gaussian))]
+        num_actions, features = math.prod(spec.action.low.shape), num_features(self.torso(), spec)
+        layers = [self.torso(), _perceptron(features, params, num_actions * (1 + self.gaussian))]
         self.policy = nn.Sequential(*layers, *([] if self.gaussian else [nn.Tanh()]))
         self.critic = Critics(
-            Critic(self.torso()[0], features, num_actions, params, getattr(params, "atoms", 1))
+            Critic(self.torso(), features, num_actions, params, getattr(params, "atoms", 1))
             for _ in range(self.num_critics)
         )
 
-    def torso(self) -> tuple[nn.Module, int]:
-        """Make a torso from preprocessed observations to features [B, F], and return it with F."""
+    def torso(self) -> nn.Module:
+        """Make a torso from preprocessed observations to features [B, F]."""
         raise NotImplementedError
 
 
@@ -84,8 +84,8 @@ class MLPNetwork(ControlNetwork):
         size = math.prod(spec.observation_shape)
         self.normalization = RunningNormalization(size) if params.normalize_observations else None
 
-    def torso(self) -> tuple[nn.Module, int]:
-        return nn.Identity(), math.prod(self.spec.observation_shape)
+    def torso(self) -> nn.Module:
+        return nn.Identity()
 
     def preprocess(self, observation: Tensor) -> Tensor:
         vectors = observation.float().flatten(1)
@@ -102,9 +102,8 @@ class CNNNetwork(ControlNetwork):
     observations = "image"
     reads_vectors = True
 
-    def torso(self) -> tuple[nn.Module, int]:
-        layers = nature_convolutions(self.spec)
-        return layers, num_features(layers, self.spec)
+    def torso(self) -> nn.Module:
+        return nature_convolutions(self.spec)
 
     def preprocess(self, observation: Tensor) -> Tensor:
         return torso_input(self, observation)
