@@ -37,8 +37,6 @@ class RainbowParams(MunchausenParams):
     """Learning rate at the start (Rainbow: 6.25e-5)."""
     target_update_period: int = Field(default=2_000, ge=1, le=10**9)
     """Updates between updates of the target (Rainbow: 2,000, which are 32 k frames)."""
-    target_update_tau: float = Field(default=1.0, gt=0, le=1)
-    """Weight of the online network in an update of the target; 1 copies it."""
     exploration_epsilon_start: float = Field(default=0.0, ge=0, le=1)
     """Share of random actions at first; 0, as noisy layers explore."""
     exploration_epsilon_end: float = Field(default=0.0, ge=0, le=1)
