@@ -263,9 +263,11 @@ class QLearning(ActionValueAgent):
         """
         params, legal, returns = self.params, transitions.next_legal, transitions.returns
         if output is not None:
-            values = mask_actions(self.expected(next_output), legal)
-            returns = returns + self.munchausen_bonus(self.expected(output), transitions)
-            return soft_bootstrap(values, next_output, params.munchausen_temperature), returns
+            alpha, temperature, clip = params.munchausen_alpha, params.munchausen_temperature, params.munchausen_clip
+            next_values = mask_actions(self.expected(next_output), legal)
+            values = mask_actions(self.expected(output), transitions.legal)
+            returns = returns + munchausen_bonus(values, transitions.action, alpha, temperature, clip)
+            return soft_bootstrap(next_values, next_output, temperature), returns
         chooser = self.output_of(self.model, transitions.next_observation) if params.double_q else next_output
         best = mask_actions(self.expected(chooser), legal).argmax(1)
         return select_actions(next_output, best), returns
@@ -273,13 +275,6 @@ class QLearning(ActionValueAgent):
     def learning_inputs(self, window: Window) -> Any:
         """Return what windows hold for an update, on the agent's device: n-step transitions, preprocessed."""
         return self.n_step_transitions(window, self.params.gamma, self.params.n_step)
-
-    def munchausen_bonus(self, values: Tensor, transitions: TransitionBatch) -> Tensor:
-        """Return Munchausen's addition [B] to the rewards, given the target network's values [B, A] of all actions."""
-        params, values = self.params, mask_actions(values, transitions.legal)
-        return munchausen_bonus(
-            values, transitions.action, params.munchausen_alpha, params.munchausen_temperature, params.munchausen_clip
-        )
 
     @abstractmethod
     def loss(self, batch: Batch) -> Loss:
