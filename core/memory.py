@@ -188,17 +188,18 @@ class DeviceMemory(ABC):
     def refresh(self) -> bool:
         """Copy what actors have written; return False while there is no valid start."""
 
-    @abstractmethod
     def plan(self, count: int) -> None:
-        """Compute the scheduled values of the next `count` calls of `sample`."""
+        """Compute the scheduled values of the next `count` calls of `sample`. Rules without schedules do nothing."""
 
     @abstractmethod
     def sample(self, batch_size: int) -> tuple[Batch, Tensor]:
         """Return windows on the device and the leaf indices [B] of their starts; Python reads no value of a tensor."""
 
-    @abstractmethod
     def update_priorities(self, leaf_indices: Tensor, priorities: Tensor) -> None:
-        """Set |td| priorities [B] of starts sampled since the last `refresh`, except those that are not finite."""
+        """Set |td| priorities [B] of starts sampled since the last `refresh`, except those that are not finite.
+
+        Rules without priorities do nothing.
+        """
 
     @abstractmethod
     def statistics(self) -> dict[str, float]:

@@ -174,9 +174,6 @@ class DeviceReplay(DeviceMemory):
             upload(low, self._low)
         return bool((high - low).max() > (not self.window.stride))  # of two adjacent steps, one does not end an episode
 
-    def plan(self, count: int) -> None:
-        """Do nothing: uniform draws follow no schedule."""
-
     def _first_leaves(self, env_ids: np.ndarray, step_ids: np.ndarray) -> Tensor:
         """Return the leaves of new starts [K]."""
         return (~self._invalid_starts(env_ids, step_ids)).to(torch.float64)
@@ -199,9 +196,6 @@ class DeviceReplay(DeviceMemory):
 
     def _weights(self, leaf_indices: Tensor) -> Tensor:
         return torch.ones(len(leaf_indices), device=self.device)
-
-    def update_priorities(self, leaf_indices: Tensor, priorities: Tensor) -> None:
-        """Do nothing: all starts stay equally likely."""
 
     # reports and checkpoints ------------------------------------------------------------------------------------------
     def statistics(self) -> dict[str, float]:
