@@ -85,11 +85,8 @@ class ObservationConverter:
         self.vector_size = end
         self._max_magnitude = np.concatenate(limits) if limits else np.zeros(0)
         self.frame = _joined_pictures(self._pictures, leaves) if self.is_image else ArraySpec((end,), "float32")
-        if self.is_image:
-            self._convert: Callable[[Any], Any] = self._picture_and_vector if end else self._picture
-        else:  # most environments have one Box, which needs less work
-            lone_box = len(kept) == 1 and isinstance(kept[0].space, spaces.Box)
-            self._convert = self._lone_box if lone_box else self._vector
+        # most environments have one Box, which needs less work than other vectors
+        self._is_lone_box = not self.is_image and len(kept) == 1 and isinstance(kept[0].space, spaces.Box)
 
     def __call__(self, observation: Any) -> Any:
         """Return a new picture, a new vector [N], or both if there are both.
@@ -99,10 +96,12 @@ class ObservationConverter:
         Raises:
             InvalidPartError: A part is not of its space.
         """
-        return self._convert(observation)
-
-    def _picture_and_vector(self, observation: Any) -> tuple[np.ndarray, np.ndarray]:
-        return self._picture(observation), self._vector(observation)
+        if self._is_lone_box:
+            return self._lone_box(observation)
+        if not self.is_image:
+            return self._vector(observation)
+        picture = self._picture(observation)
+        return (picture, self._vector(observation)) if self.vector_size else picture
 
     def _picture(self, observation: Any) -> np.ndarray:
         pictures = [self._array(leaf, observation) for leaf in self._pictures]
