@@ -86,16 +86,15 @@ class GymEnv(Env):
         read_mask = MaskReader(where, self._convert_action.spec, env.observation_space) if where else None
         if where and params.action_repeat > 1:
             raise ValueError(f"env.action_mask={where} needs env.action_repeat=1: a repeated action may become illegal")
-        image, vector_size = convert.is_image, convert.vector_size
-        preprocess = Preprocessing(convert.frame, image, vector_size, params.resolution, params.grayscale)
+        preprocess = Preprocessing(convert, params.resolution, params.grayscale)
         self.spec = EnvSpec(
             name=made[0].name,
             frame=preprocess.frame,
             frame_stack=params.frame_stack,
             action=self._convert_action.spec,
             frames_per_step=params.action_repeat,
-            is_image=image,
-            max_value=float(params.max_byte) if image else 1.0,
+            is_image=convert.is_image,
+            max_value=float(params.max_byte) if convert.is_image else 1.0,
             reward_threshold=made[0].reward_threshold,
             frame_rate=frame_rate(env),
             warning=convert.warning,
@@ -206,9 +205,7 @@ class Preprocessing:
     With a vector beside the picture, observations are pairs of both, and frames are the bytes of both.
 
     Args:
-        observation: Shape and dtype of the pictures or vectors.
-        is_image: True if they are pictures.
-        vector_size: Numbers of the float32 vector beside the picture; 0 if there is none.
+        convert: Makes the observations.
         size: New size; None keeps the size.
         to_gray: Convert to grayscale.
 
@@ -216,9 +213,10 @@ class Preprocessing:
         ValueError: Preprocessing is asked for observations that are not pictures, or do not have one or three planes.
     """
 
-    def __init__(self, observation: ArraySpec, is_image: bool, vector_size: int, size: Size | None, to_gray: bool):
+    def __init__(self, convert: ObservationConverter, size: Size | None, to_gray: bool):
+        observation = convert.frame
         self._size, self._to_gray, shape = size, to_gray, list(observation.shape)
-        if not is_image and (to_gray or size is not None):
+        if not convert.is_image and (to_gray or size is not None):
             raise ValueError(
                 f"env.resolution and env.grayscale are for pictures, and its observations are "
                 f"{observation.dtype} {shape}"
@@ -227,9 +225,9 @@ class Preprocessing:
             raise ValueError(f"env.grayscale is for pictures of three colours, and its have {shape[2]} planes")
         self.frame = ArraySpec(self._resized(np.zeros(shape, observation.dtype)).shape, observation.dtype)
         self.picture_of_parts: tuple[int, ...] = ()  # as in EnvSpec
-        if is_image and vector_size:
+        if convert.is_image and convert.vector_size:
             self.picture_of_parts = self.frame.shape
-            self.frame = ArraySpec((self.frame.nbytes + 4 * vector_size,), "uint8")
+            self.frame = ArraySpec((self.frame.nbytes + 4 * convert.vector_size,), "uint8")
 
     def __call__(self, observation: Any) -> np.ndarray:
         if not self.picture_of_parts:
