@@ -214,7 +214,9 @@ class DuelingHead(nn.Module):
         self.value, self.advantage, self._actions_dim = value, advantage, actions_dim
 
     def forward(self, features: Tensor) -> Tensor:
-        features = _with_scaled_gradient(features, math.sqrt(0.5))
+        if features.requires_grad and torch.is_grad_enabled():
+            features = features.view_as(features)  # so that other readers of the same tensor keep their gradient
+            features.register_hook(lambda gradient: gradient * math.sqrt(0.5))
         advantage: Tensor = self.advantage(features)  # [B, A] or [B, A, atoms]
         value: Tensor = self.value(features)  # after the advantage, because noisy layers draw in this order
         return value + advantage - advantage.mean(self._actions_dim, keepdim=True)
@@ -242,14 +244,6 @@ def q_head(
     if dueling:
         return DuelingHead(layers(1), layers(num_actions), actions_dim=-1 if atoms is None else 1)
     return layers(num_actions)
-
-
-def _with_scaled_gradient(tensor: Tensor, scale: float) -> Tensor:
-    """Return the tensor, whose gradient is multiplied by `scale` on its way back."""
-    if tensor.requires_grad and torch.is_grad_enabled():
-        tensor = tensor.view_as(tensor)  # so that other readers of the same tensor keep their gradient
-        tensor.register_hook(lambda gradient: gradient * scale)
-    return tensor
 
 
 @frozen_dataclass
