@@ -62,10 +62,9 @@ class ActorCritic(Model):
         value_torso: nn.Module | None = None,
     ):
         super().__init__(params, spec)
-        torso = torso or params.features(spec)
         width = params.lstm or params.hidden
         self.feature_size = feature_size or width
-        self.torso = torso
+        self.torso = torso or params.features(spec)
         self.core = self.core_class(params.hidden, params.lstm) if params.lstm else None
         head = (nn.Linear(width, feature_size), nn.ReLU(inplace=True)) if feature_size else ()
         self.feature_head = nn.Sequential(*head)
@@ -73,7 +72,7 @@ class ActorCritic(Model):
         self.value_torso = value_torso
         self.value = nn.Linear(params.hidden if value_torso else self.feature_size, 1)
         root = math.sqrt(2)
-        for module, gain in ((torso, root), (self.feature_head, root), (self.policy, 0.01), (self.value, 1.0)):
+        for module, gain in ((self.torso, root), (self.feature_head, root), (self.policy, 0.01), (self.value, 1.0)):
             _initialise(module, gain)
         if value_torso:
             _initialise(value_torso, root)
