@@ -270,7 +270,7 @@ class RenderableAtari:
             self._ale.setInt("random_seed", int(seed[0]))
             self._ale.loadROM(self._rom)
         self._restart()
-        return self._observation(), self._info()
+        return self._stack[None], self._info()
 
     def send(self, action: np.ndarray) -> None:
         self._sent = action
@@ -281,7 +281,7 @@ class RenderableAtari:
             self._restart()
         else:
             reward = self._advance(self._actions[int(self._sent[0])])
-        return self._observation(), np.array([reward]), np.array([self._ended]), np.array([False]), self._info()
+        return self._stack[None], np.array([reward]), np.array([self._ended]), np.array([False]), self._info()
 
     @property
     def ale(self) -> "RenderableAtari":
@@ -309,6 +309,7 @@ class RenderableAtari:
         newest = self._screen()
         self._screens = [newest, np.zeros_like(newest)]
         frame = self._frame()
+        # [S, H, W] or [S, H, W, 3]
         self._stack = np.stack([*[np.zeros_like(frame)] * (max(self._params.frame_stack, 1) - 1), frame])
 
     def _advance(self, action: Any) -> int:
@@ -330,9 +331,6 @@ class RenderableAtari:
         if self._params.maxpool:
             self._screens[0] = np.maximum(*self._screens)
         return resized(self._screens[0], self._params.resolution)
-
-    def _observation(self) -> np.ndarray:
-        return self._stack[None]  # [1, S, H, W] or [1, S, H, W, 3]
 
     def _info(self) -> dict[str, Any]:
         return {"lives": np.array([self._ale.lives()])}
