@@ -191,8 +191,9 @@ def test_help_of_an_unknown_section_names_the_valid_ones(refuse):
     assert "groups are run, agent, env, " in line and "did you mean agent" in line
 
 
-def test_the_line_of_run_names_the_row_unless_a_word_does(read, monkeypatch):
-    monkeypatch.setitem(options.RUN, "config", "dqn-cartpole")
+@pytest.mark.parametrize("line", ["dqn-cartpole", "3", 3])
+def test_the_line_of_run_names_the_row_unless_a_word_does(read, monkeypatch, line):
+    monkeypatch.setitem(options.RUN, "config", line)
     assert read().config == "dqn-cartpole" and read("--config", "impala-cartpole").config == "impala-cartpole"
 
 

@@ -148,6 +148,7 @@ def with_lines(options: Options) -> tuple[Options, list[str]]:
     """Return the options with the lines of RUN that are not None, and a sentence for each line that is wrong."""
     known = declared(options)
     lines = {name: value for name, value in RUN.items() if value is not None}
+    lines |= {"config": str(lines["config"])} if "config" in lines else {}  # a row's number as well
     unknown = [f"{name} is no option" + suggestion(name, known) for name in lines if name not in known]
     options, refused = changed(options, {name: value for name, value in lines.items() if name in known})
     return options, [f"RUN of utils/options.py: {sentence}" for sentence in (*unknown, *refused.values())]
