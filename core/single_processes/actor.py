@@ -4,6 +4,7 @@ An actor steps its environments in splits that take turns: while one split is em
 another. This is the double-buffered sampling of Sample Factory (Petrenko et al. 2020).
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -56,6 +57,7 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
         )
 
     envs = DoubleBufferedEnvs(agent, make_env, exploration, seed, num_splits, num_envs, profile.mark)
+    max_steps = math.inf if options.steps is None else options.steps
     version = steps_until_pull = steps = timed_steps = 0
     timed_at, reports = time.monotonic(), Schedule(options.logger.period, options.logger.steps, counters.agent_steps)
 
@@ -78,6 +80,10 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
         reports.start_period()
         while not run_state.stopped:
             profile.mark("wait")
+            agent_steps = counters.agent_steps
+            if agent_steps >= max_steps:
+                yield False  # until the engine stops the run
+                continue
             may_insert = rate_limiter.can_insert() or writer.short
             if not (may_insert and (writer.has_room() or rate_limiter.is_warming_up)):
                 yield False
@@ -86,7 +92,6 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
                 version = context.parameters.pull(agent.model, version)
                 steps_until_pull = options.actor.parameter_pull_period
                 profile.mark("pull")
-            agent_steps = counters.agent_steps
             before, output, after, state = envs.step(agent_steps, rate_limiter.learning_steps(agent_steps))
             published = writer.append(before, output.action, after, output.extras, state)
             profile.mark("write")

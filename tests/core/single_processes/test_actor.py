@@ -53,6 +53,7 @@ def context(monkeypatch):
         num_learners=1,
         num_envs_per_actor=ENVS,
         seed=1,
+        steps=None,
         game="recall",
         env=env,
         env_class=RecallEnv,
@@ -177,6 +178,15 @@ def test_statistics_are_those_of_each_environments_whole_episode():
         ended.append(statistics.add(TimeStep(np.zeros(2), raw.clip(-1, 1), np.ones(2), first, last, raw)))
     episodes = [[(each["episodic_return"], each["episodic_length"]) for each in step] for step in ended]
     assert episodes == [[], [(7, 1)], [(11, 2)], [], [(5, 2)]]
+
+
+def test_an_actor_makes_no_more_than_the_runs_steps(context):
+    """The engine stops the run later if the machine is busy."""
+    context.options.steps = 3 * LENGTH * ENVS // 2
+    running = actor(context, 0)
+    worked = [next(running) for _ in range(6 * LENGTH)]
+    assert worked == [True] * (2 * LENGTH) + [False] * (4 * LENGTH)
+    assert context.options.steps <= context.counters.agent_steps <= 2 * LENGTH * ENVS
 
 
 def test_a_chunk_stores_the_state_of_its_first_action(context):

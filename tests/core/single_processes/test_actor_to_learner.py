@@ -91,6 +91,7 @@ def make_context(learner, num_splits):
     options = SimpleNamespace(
         memory_class=MixedMemory,
         engine="inline",
+        steps=None,
         device="cpu",
         num_actors=1,
         num_learners=1,
