@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from core.common.settings import frozen_dataclass
 from core.model import ModelParams
 
+# Rows of an input, and weights of a layer, for which a second product costs less than adding the noise to the weights.
+FEW_ROWS, MANY_WEIGHTS = 32, 2**20
+
 
 @frozen_dataclass
 class NoisyParams(ModelParams):
@@ -53,11 +56,12 @@ class NoisyLinear(nn.Linear):
         noise = torch.randn(*rows, self.in_features + self.out_features, device=input.device)
         noise = (noise.sign() * noise.abs().sqrt()).to(input.dtype)
         inputs, outputs = torch.split(noise, [self.in_features, self.out_features], -1)
-        if not rows:
-            weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(outputs, inputs))
-            return F.linear(input, weight, torch.addcmul(self.bias, self.bias_sigma, outputs))
+        few_rows = input.numel() <= FEW_ROWS * self.in_features
         # Rows with a noise of their own have no weights in common: the factors of e_w are applied one by one.
-        return super().forward(input) + outputs * F.linear(input * inputs, self.weight_sigma, self.bias_sigma)
+        if rows or (few_rows and self.weight.numel() > MANY_WEIGHTS):
+            return super().forward(input) + outputs * F.linear(input * inputs, self.weight_sigma, self.bias_sigma)
+        weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(outputs, inputs))
+        return F.linear(input, weight, torch.addcmul(self.bias, self.bias_sigma, outputs))
 
 
 def linear_factory(params: NoisyParams) -> Callable[[int, int], nn.Linear]:

@@ -8,6 +8,7 @@ from torch import nn
 
 from core.model import draw_noise_per_row
 from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
+from core.models.layers import noisy_linear
 from core.models.layers.noisy_linear import NoisyLinear
 from core.specs import ArraySpec, Discrete, EnvSpec
 
@@ -62,6 +63,21 @@ def test_with_noise_per_row_every_row_has_a_draw_of_its_own():
         assert torch.allclose(found[row], weight @ inputs[row] + layer.bias + layer.bias_sigma * noise[6:], atol=1e-5)
 
 
+@pytest.mark.parametrize("rows, large", [(32, True), (33, False)])
+def test_a_large_layer_adds_noise_to_its_weights_only_for_many_rows(rows, large):
+    layer = NoisyLinear(1025, 1024)
+    inputs = torch.randn(rows, 1025)
+    torch.manual_seed(3)
+    found = layer(inputs)
+    assert ("AddcmulBackward0" not in str(found.grad_fn.next_functions)) == large
+    torch.manual_seed(3)
+    noise = torch.randn(2049).double()
+    noise = noise.sign() * noise.abs().sqrt()
+    weight = layer.weight.double() + layer.weight_sigma.double() * torch.outer(noise[1025:], noise[:1025])
+    bias = layer.bias.double() + layer.bias_sigma.double() * noise[1025:]
+    assert torch.allclose(found.double(), inputs.double() @ weight.T + bias, atol=1e-4)
+
+
 def test_in_evaluation_a_layer_uses_its_means():
     layer, inputs = NoisyLinear(4, 3).eval(), torch.randn(2, 4)
     state = torch.get_rng_state()
@@ -69,7 +85,9 @@ def test_in_evaluation_a_layer_uses_its_means():
     assert torch.equal(torch.get_rng_state(), state), "nothing is drawn"
 
 
-def test_weight_noise_is_an_outer_product_with_the_bias_noise():
+@pytest.mark.parametrize("many", [0, 2**20])
+def test_weight_noise_is_an_outer_product_with_the_bias_noise(monkeypatch, many):
+    monkeypatch.setattr(noisy_linear, "MANY_WEIGHTS", many)
     layer = spread_layer()
     for _ in range(20):
         weight, bias = drawn(layer)
@@ -107,7 +125,9 @@ def test_the_default_sigma_is_the_papers_half():
     assert NoisyLinear(4, 1).bias_sigma.item() == 0.25
 
 
-def test_gradients_of_means_and_sigmas_equal_those_by_hand():
+@pytest.mark.parametrize("many", [0, 2**20])
+def test_gradients_of_means_and_sigmas_equal_those_by_hand(monkeypatch, many):
+    monkeypatch.setattr(noisy_linear, "MANY_WEIGHTS", many)  # 0: a second product for few rows, here 7
     layer, inputs, upstream = spread_layer(), torch.randn(7, 6), torch.randn(7, 5)
     state = torch.get_rng_state()
     weight, bias = drawn(layer)
