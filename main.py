@@ -83,7 +83,7 @@ def run_part(options: Options, terminal: Terminal) -> tuple[int, Options, int | 
     context, agent = create_context(options)
     context.terminal = terminal
     engine, updates = EnginesDict[options.engine](context, ProcessesDict), context.counters.updates
-    exit_code = agent.launch(engine, options.mode, options.num_actors, options.num_learners)
+    exit_code = agent.launch(engine)
     next_learners = getattr(engine, "next_learners", None)
     if options.mode == 1:
         run_registry.end(context.options, None if exit_code == DONE and next_learners else exit_code)

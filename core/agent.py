@@ -88,8 +88,8 @@ class Exploration(Protocol):
 class Engine(Protocol):
     """The contract of an engine."""
 
-    def run(self, roles: list[tuple[str, int]]) -> int:
-        """Run these processes, (role, count) each, and return the exit code when they have ended."""
+    def run(self) -> int:
+        """Run the single-processes of its context and return the exit code when they have ended."""
 
 
 class Agent(ABC):
@@ -345,8 +345,13 @@ class Agent(ABC):
             part.load_state_dict(state[name])
 
     # processes --------------------------------------------------------------------------------------------------------
-    def launch(self, engine: Engine, mode: int, num_actors: int = 1, num_learners: int = 1) -> int:
-        """Hand the table of single-processes to the engine and return its exit code."""
+    def single_processes(self, mode: int, num_actors: int, num_learners: int) -> tuple[tuple[str, int], ...]:
+        """Return the single-processes of a run as (role, index), in the order in which they start."""
+        counts = {"logger": 1, "actor": num_actors, "learner": num_learners, "evaluator": 1}
         if mode == 2:
-            return engine.run([("tester", 1)])
-        return engine.run([("logger", 1), ("actor", num_actors), ("learner", num_learners), ("evaluator", 1)])
+            counts = {"tester": 1}
+        return tuple((role, index) for role, count in counts.items() for index in range(count))
+
+    def launch(self, engine: Engine) -> int:
+        """Let the engine run this agent's single-processes to their end and return its exit code."""
+        return engine.run()

@@ -75,5 +75,5 @@ def test_an_environment_of_each_kind_trains_for_200_steps(name, root):
     words = [f"--{option}={value}" for option, value in SMALL.items()]
     options = read(["--config", PLAYED[name][2].strip("`"), "--game", name, "--root", str(root), *words])
     context, agent = create_context(options)
-    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict)) == 0
     assert context.counters.agent_steps >= 200 and context.counters.updates >= 20

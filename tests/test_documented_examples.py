@@ -38,7 +38,7 @@ def package(tmp_path, monkeypatch):
 
 def trained(arguments, root):
     context, agent = create_context(read_options([*arguments, *SHORT, "--root", str(root)]))
-    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict)) == 0
     assert context.counters.updates >= 30
     return context
 
@@ -64,7 +64,7 @@ def test_the_agents_values_stay_bounded(package, tmp_path):
     command = next(command for command in COMMANDS if "QLearning" in command)
     words = [word if word != "30" else "400" for word in [*SHORT, *FILLED]]
     context, agent = create_context(read_options([*shlex.split(command), *words, "--root", str(tmp_path)]))
-    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict)) == 0
     context.parameters.pull(agent.model, 0)
     observations = torch.from_numpy(np.random.default_rng(0).uniform(-0.2, 0.2, (100, 4)).astype(np.float32))
     with torch.no_grad():

@@ -53,7 +53,7 @@ def test_every_config_plays_learns_and_saves_a_model(tmp_path, name):
         ]
     )
     context, agent = create_context(options)
-    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict)) == 0
     assert context.counters.updates >= 3 and context.counters.agent_steps >= 20
     weights, metadata = model_file.load_weights(context.options.model_path)
     assert weights.keys() == agent.model.state_dict().keys() and metadata["config"] == name

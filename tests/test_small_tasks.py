@@ -33,7 +33,7 @@ UNLIKE = ("standard", "reservoir", "attentive", "elite insertion")  # beside str
 
 def best_score(tmp_path, *words: str) -> float:
     context, agent = create_context(read_options([*words, "--root", str(tmp_path), "--engine", "inline"]))
-    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, context.options.num_actors) == 0
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict)) == 0
     assert context.counters.scores is not None
     return context.counters.scores[1]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,10 +70,7 @@ def _allocate(options: Options, agent: Agent) -> Context:
         CheckpointError: weights or a checkpoint cannot be used.
         ConfigurationError: files cannot be written or opened, or the run is still running.
     """
-    table: list[tuple[str, int]] = []
-    recorder: Any = SimpleNamespace(run=table.extend)  # an engine that only takes down what it is asked to run
-    agent.launch(recorder, options.mode, options.num_actors, options.num_learners)
-    roles = tuple((role, index) for role, count in table for index in range(count))
+    roles = agent.single_processes(options.mode, options.num_actors, options.num_learners)
     makers = _memory_makers(options, agent)
     memories = {learner: makers[learner]() for learner in options.learners_at_home if makers}
     counters, state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))

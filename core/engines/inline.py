@@ -36,7 +36,7 @@ class InlineEngine:
         self._interrupts, self._pid = Interrupts(), os.getpid()
         self._has_begun = False  # every single-process has had a turn
 
-    def run(self, roles: list[Key]) -> int:
+    def run(self) -> int:
         """Run to the end, or to a second request to end. Returns the exit code of the program."""
         use_threads(1)
         deliver_signals_to_forks()

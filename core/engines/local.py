@@ -44,7 +44,7 @@ class LocalEngine:
     def __init__(self, context: Context, processes: Mapping[str, Process]):
         self._context, self._processes = context, processes
 
-    def run(self, roles: list[tuple[str, int]]) -> int:
+    def run(self) -> int:
         """Run to the end. Returns the exit code of the program."""
         return Supervisor(self._context, LocalLauncher(self._context, self._processes)).run()
 

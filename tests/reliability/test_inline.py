@@ -112,7 +112,7 @@ def train(root: Path, *arguments: str) -> Context:
     options = read_options(["--root", str(root), *arguments])
     context, agent = create_context(options)
     engine = EnginesDict["inline"](context, ProcessesDict)
-    assert agent.launch(engine, 1, options.num_actors, options.num_learners) == 0
+    assert agent.launch(engine) == 0
     return context
 
 

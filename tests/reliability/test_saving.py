@@ -115,7 +115,7 @@ def train(root, *words):
     """Train on the inline engine and return the exit code."""
     options = read_options(["--root", str(root), *words])
     context, agent = create_context(options)
-    return agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, options.num_actors, options.num_learners)
+    return agent.launch(EnginesDict["inline"](context, ProcessesDict))
 
 
 # at the end --------------------------------------------------------------------------------------------------------

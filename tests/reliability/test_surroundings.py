@@ -180,7 +180,7 @@ def held():
 if __name__ == "__main__":
     for number in range(int(sys.argv[1])):
         context, agent = create_context(read_options([*sys.argv[2:], "--timestamp", str(number)]))
-        code = agent.launch(EnginesDict[context.options.engine](context, ProcessesDict), 1, 1, 1)
+        code = agent.launch(EnginesDict[context.options.engine](context, ProcessesDict))
         del context, agent
         print(code, *held(), flush=True)
 """

@@ -104,7 +104,7 @@ def test_a_run_whose_next_part_takes_in_learners_does_not_count_as_done(
         def __init__(self, context, processes):
             pass
 
-        def run(self, roles):
+        def run(self):
             return exit_code
 
     monkeypatch.setattr(main, "EnginesDict", {"ray": Engine})

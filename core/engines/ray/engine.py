@@ -56,7 +56,7 @@ class RayEngine:
             )
         return errors + _devices_without_share(options)
 
-    def run(self, roles: list[tuple[str, int]]) -> int:
+    def run(self) -> int:
         """Run to the end. Returns the exit code of the program: 2 if the cluster cannot hold the run."""
         context, options = self._context, self._context.options
         needs = process_needs(options, context.roles)

@@ -53,7 +53,7 @@ def test_an_inline_run_restores_the_denormal_setting(tmp_path, threads_as_before
             ]
         )
     )
-    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict)) == 0
     assert halved() != [0.0] * 4
 
 

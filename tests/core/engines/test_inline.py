@@ -36,7 +36,7 @@ def test_a_second_request_ends_a_run_whose_environment_is_stuck(numbers, monkeyp
         yield True
 
     before = signal.getsignal(signal.SIGINT)
-    assert engine("actor", stuck).run([]) == 128 + numbers[0]
+    assert engine("actor", stuck).run() == 128 + numbers[0]
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -49,7 +49,7 @@ def test_an_interrupted_test_ends_in_order():
             yield True
         ended.append(index)
 
-    assert engine("tester", tester).run([]) == 130 and ended == [0]
+    assert engine("tester", tester).run() == 130 and ended == [0]
 
 
 @pytest.mark.parametrize(("turns", "exit_code"), [(0, 2), (1, 4)])
@@ -59,4 +59,4 @@ def test_a_missing_package_is_a_bad_option_at_the_start_only(turns, exit_code):
             yield True
         raise ImportError("no such package")
 
-    assert engine("tester", lacking).run([]) == exit_code
+    assert engine("tester", lacking).run() == exit_code

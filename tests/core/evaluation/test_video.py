@@ -223,7 +223,7 @@ def test_the_evaluator_records_every_second_evaluation(root):
         ]
     )
     context, agent = create_context(options)
-    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict)) == 0
     lines = map(json.loads, (context.options.log_folder / "metrics.jsonl").read_text().splitlines())
     evaluations = [line["step"] for line in lines if "evaluator/episodic_return_mean" in line["values"]]
     files = sorted((context.options.log_folder / "videos").iterdir())

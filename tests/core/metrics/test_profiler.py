@@ -148,7 +148,7 @@ def test_a_profiled_run_has_scalars_a_table_and_a_trace(root, capsys):
         ]
     )
     context, agent = create_context(options)
-    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict)) == 0
     folder = context.options.log_folder
     values = [json.loads(line)["values"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     shares = {name: value for line in values for name, value in line.items() if name.startswith("profile/")}

@@ -232,7 +232,7 @@ def train(root, *words):
         ]
     )
     context, agent = create_context(options)
-    assert agent.launch(EnginesDict["inline"](context, ProcessesDict), 1, 1, 1) == 0
+    assert agent.launch(EnginesDict["inline"](context, ProcessesDict)) == 0
     return context.options
 
 
