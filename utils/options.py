@@ -273,13 +273,15 @@ BTR_ATARI = {**BTR, "env_type": "atari", "model_type": "iqn-resnet", "agent.lear
              "steps": 50_000_000}
 CONFIGS += [{"name": "btr-pong", "game": "pong", **BTR_ATARI},
             {"name": "btr-breakout", "game": "breakout", **BTR_ATARI}]
-# BTR's parts at MinAtar's size: its losses, exploration and replay, and 64 environments with one update of 256 for a
-# step of all. The torso is that of the other MinAtar rows: BTR's would halve 10x10 three times and enlarge 2x2 to its
-# pool of 6x6. Periods are those of a run of 2 M steps. The target follows every 3,200 steps, about as in other rows.
-BTR_MINATAR = {**BTR, "env_type": "minatar", "model_type": "iqn-minatar", "agent.learning_rate": 2.5e-4,
-               "agent.target_update_period": 50, "agent.exploration_epsilon_steps": 100_000,
-               "memory.capacity": 100_000, "memory.beta_updates": 31_250, "rate_limiter.min_replay_size": 5_000,
-               "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 2_000_000}
+# BTR's parts for two CPU cores: its losses, exploration and replay, and 64 environments with one update of 256 for a
+# step of all. The torsos are those of the other rows of MinAtar and small Pong: BTR's would halve 10x10 three times and
+# enlarge 2x2 to its pool of 6x6, and on 42x42 a narrow one makes a quarter of the updates a second. Periods are those
+# of a run of 2 M steps. The target follows every 3,200 steps, about as in other rows.
+BTR_SMALL = {**BTR, "agent.target_update_period": 50, "memory.beta_updates": 31_250, "learner.threads": 1,
+             "evaluator.episodes": 30, "steps": 2_000_000}
+BTR_MINATAR = {**BTR_SMALL, "env_type": "minatar", "model_type": "iqn-minatar", "agent.learning_rate": 2.5e-4,
+               "agent.exploration_epsilon_steps": 100_000, "memory.capacity": 100_000,
+               "rate_limiter.min_replay_size": 5_000, "evaluator.period": 30.0}
 # Ape-X's parts at MinAtar's size: its ladder over 16 environments, priorities, 3 steps and dueling network, with Adam
 # and the 8 samples an agent step of the other rows. The learner is faster than the actors here, not slower.
 APEX_MINATAR = {**DQN_MINATAR, "memory_type": "prioritized", "model.dueling": True, "agent.exploration": "ladder",
@@ -308,6 +310,9 @@ CONFIGS += [
     {"name": "munchausen-iqn-minatar-seaquest", "game": "seaquest", **IQN_MINATAR, **MUNCHAUSEN},
     {"name": "munchausen-iqn-minatar-space_invaders", "game": "space_invaders", **IQN_MINATAR, **MUNCHAUSEN},
     {"name": "munchausen-iqn-pong-small", **IQN_SMALL_PONG, **MUNCHAUSEN},
+    {"name": "btr-pong-small", "game": "pong", **BTR_SMALL, "env_type": "atari", "model_type": "iqn-small",
+     "env.resolution": 42, "agent.learning_rate": 2e-4, "agent.exploration_epsilon_steps": 50_000,
+     "memory.capacity": 150_000, "rate_limiter.min_replay_size": 10_000, "evaluator.period": 480.0},
     {"name": "btr-minatar-asterix", "game": "asterix", **BTR_MINATAR},
     {"name": "btr-minatar-breakout", "game": "breakout", **BTR_MINATAR},
     {"name": "btr-minatar-freeway", "game": "freeway", **BTR_MINATAR},
@@ -591,6 +596,10 @@ CONFIGS += [
      "agent.evaluation_epsilon": 0.001},
     {"name": "iqn-pong-gpu", "agent_type": "iqn", "model_type": "iqn-cnn", **ON_GPU, **REPLAY_ON_GPU, **BATCHES_OF_256,
      "model.dueling": True, "agent.n_step": 3, "agent.evaluation_epsilon": 0.001},
+    {"name": "munchausen-iqn-pong-gpu", "agent_type": "iqn", "model_type": "iqn-cnn", **ON_GPU, **REPLAY_ON_GPU,
+     **BATCHES_OF_256, **MUNCHAUSEN, "agent.evaluation_epsilon": 0.001},
+    # BTR's own 64 environments, and its one update for a step of all.
+    {"name": "btr-pong-gpu", **BTR_ATARI, **ON_GPU, **REPLAY_ON_GPU, "num_envs_per_actor": 64},
     {"name": "r2d2-pong-gpu", **R2D2_ATARI, **ON_GPU, **REPLAY_ON_GPU, "rate_limiter.error_buffer": 16_000,
      "learner.updates_per_graph_launch": 2, "learner.publish_period": 4},
     {"name": "impala-pong-gpu", **IMPALA, **QUEUE, **ON_ATARI, **ON_GPU, "model_type": "impala-resnet",
