@@ -108,7 +108,7 @@ PARTS = {
     "mujoco-d4pg": Part("D4PG", ("d4pg-hopper", "d4pg-halfcheetah", "d4pg-walker-walk"), seeds=1, words=LONG_CONTROL),
     "pong-small": Part(
         "Pong, 42x42",
-        ("dqn", "iqn", "munchausen-dqn", "munchausen-iqn", "btr", "impala", "pqn"),
+        ("dqn", "rainbow", "iqn", "munchausen-dqn", "munchausen-iqn", "btr", "r2d2", "impala", "pqn"),
         "-pong-small",
         words=(STEPS, "10000000", "--target_score", "18"),
     ),

@@ -169,7 +169,9 @@ CONFIGS += [{"name": "rainbow-pong", "game": "pong", **RAINBOW_ATARI},
              "model_type": "rainbow-mlp", "agent.v_min": 0.0, "agent.v_max": 100.0, "agent.batch_size": 64,
              "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-8, "agent.target_update_period": 200,
              "memory.capacity": 50_000, "memory.beta_updates": 25_000, "rate_limiter.min_replay_size": 1_000,
-             "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 200_000}]
+             "learner.threads": 1, "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 200_000},
+            {"name": "rainbow-pong-small", **SMALL_PONG, "agent_type": "rainbow", "model_type": "rainbow-small",
+             "agent.exploration": "linear"}]
 # What each of Rainbow's six parts is worth, on MinAtar in 60,000 agent steps. The atoms span the paper's -10 to 10.
 # Atoms from 0 to 20 begin at a value of 10, from which Rainbow never learnt to dive in Seaquest.
 ABLATION = {"env_type": "minatar", "game": "breakout", "agent_type": "rainbow", "model_type": "rainbow-minatar",
@@ -345,6 +347,10 @@ R2D2_SMALL = {**R2D2, "agent.burn_in": 4, "agent.unroll_length": 20, "agent.sequ
 CONFIGS += [
     {"name": "r2d2-pong", "game": "pong", **R2D2_ATARI},
     {"name": "r2d2-breakout", "game": "breakout", **R2D2_ATARI},
+    {"name": "r2d2-pong-small", "game": "pong", **R2D2_SMALL, "env_type": "atari", "model_type": "r2d2-small",
+     "env.resolution": 42, "env.reward_clipping": "none", "agent.burn_in": 10, "agent.n_step": 5,
+     "agent.evaluation_epsilon": 0.001, "memory.capacity": 150_000, "rate_limiter.min_replay_size": 10_000,
+     "evaluator.steps": 50_000, "evaluator.episodes": 30},
     # An episode is 10 steps: with a stride of 10 every stored state would be the first of an episode.
     {"name": "r2d2-recall", "game": "recall", **R2D2_SMALL, "env_type": "recall", "model_type": "r2d2-mlp",
      "agent.sequence_period": 7, "rate_limiter.samples_per_insert": 16.0, "evaluator.steps": 5_000,
