@@ -19,6 +19,7 @@ from torch import Tensor
 from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.ops.returns import bootstrap_position, n_step_return
+from core.ops.shapes import check_scalar
 from core.specs import ArraySpec, EnvSpec, WindowKind, WindowSpec
 from core.types import ACTION_MASK, Batch, State, TimeStep, TransitionBatch, Window
 
@@ -62,9 +63,7 @@ def make_learner_output(
         ValueError: a statistic is no scalar tensor.
     """
     for name, value in statistics.items():
-        if not isinstance(value, Tensor) or value.dim():
-            found = f"a tensor of shape {[*value.shape]}" if isinstance(value, Tensor) else f"of {type(value)}"
-            raise ValueError(f"statistic {name!r} of an update is {found}, expected a scalar tensor")
+        check_scalar(f"statistic {name!r} of an update", value)
     statistics = {name: value.detach() for name, value in statistics.items()}
     if isinstance(applied, Tensor):
         priorities = None if priorities is None else torch.where(applied, priorities, torch.nan)

@@ -20,6 +20,7 @@ from core.device.torch_runtime import upload
 from core.distributed.learner_group import group_of_several
 from core.learning.gradients import MICROBATCHER, Differentiate, GradientExchange, Loss
 from core.learning.torch_optimizers import Adam, RAdam, RMSProp
+from core.ops.shapes import check_scalar
 
 OptimizerName = Literal["adam", "radam", "rmsprop"]
 
@@ -219,10 +220,17 @@ class Optimizer:
 
         Returns:
             The loss of the batch, and what `apply` returns.
+
+        Raises:
+            TypeError: `loss_of` returns something else than a Loss.
+            ValueError: its loss is no scalar tensor.
         """
 
         def differentiate(part: slice | None) -> Loss:
             loss = loss_of(part)
+            if not isinstance(loss, Loss):
+                raise TypeError(f"a loss is of {type(loss)}, expected core.learning.gradients.Loss")
+            check_scalar("the loss of a batch", loss.loss)
             self._clear_gradients()
             # A pass that may run out of memory is not overlapped, because no bucket may be sent twice.
             group = group_of_several() if MICROBATCHER.get() is None else None

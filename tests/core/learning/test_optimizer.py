@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams, ScheduledTensor, TargetUpdater, learning_rate
 
 
@@ -185,3 +186,17 @@ def test_the_norm_is_before_clipping_and_elements_come_first(clip_norm, clipped)
     optimizer = Optimizer([weight], OptimizerParams(clip_value=1.0, clip_norm=clip_norm))
     norm, _ = optimizer.step((weight * torch.tensor([30.0, 40.0])).sum())
     assert norm.item() == 50.0 and weight.grad.tolist() == pytest.approx(clipped, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (torch.ones(()), "a loss is of <class 'torch.Tensor'>, expected core.learning.gradients.Loss"),
+        (Loss(torch.ones(3), {}), r"the loss of a batch is a tensor of shape \[3\], expected a scalar tensor"),
+        (Loss(1.0, {}), "the loss of a batch is of <class 'float'>, expected a scalar tensor"),
+    ],
+)
+def test_a_loss_of_another_type_or_shape_is_named(returned, message):
+    optimizer = Optimizer([nn.Parameter(torch.ones(2))], OptimizerParams())
+    with pytest.raises((TypeError, ValueError), match=message):
+        optimizer.minimise(3, lambda part: returned)
