@@ -290,14 +290,19 @@ def panels(part: Part, by_label: Mapping[str, Sequence[curves.Run]]) -> dict[str
     return {row: same for row, same in rows.items() if same}
 
 
-def published(name: str, steps: float) -> dict[str, curves.Curve]:
-    """Return the curves up to `steps` agent steps that others have published of a part, by their names."""
-    points = dict[str, list[tuple[float, float, float]]]()
+def published(name: str, steps: float) -> list[curves.Run]:
+    """Return the curves up to `steps` agent steps that others have published of a part, by game if it has games."""
+    points = dict[str, dict[str, list[tuple[float, float, float]]]]()
     with (RESULTS / "published.csv").open(newline="") as file:
         for line in csv.DictReader(file):
             if line["part"] == name and float(line["step"]) <= steps:
-                points.setdefault(line["run"], []).append((float(line["step"]), np.nan, float(line["mean"])))
-    return {run: curves.Curve(*np.array(found).T) for run, found in points.items()}
+                games = points.setdefault(line["run"], {})
+                point = float(line["step"]), np.nan, float(line["mean"])
+                games.setdefault(line["game"] or curves.SCORE, []).append(point)
+    return [
+        curves.Run(run, {}, {game: curves.Curve(*np.array(found).T) for game, found in games.items()})
+        for run, games in points.items()
+    ]
 
 
 def _until(run: curves.Run, steps: int | None) -> curves.Run:

@@ -75,15 +75,17 @@ def test_a_figure_is_drawn_again_from_its_data(tmp_path):
 
 def test_published_curves_are_drawn_beside_those_of_a_part(monkeypatch, tmp_path):
     lines = [
-        "part,run,step,mean,min,max",
-        "tiny,Others,500,1.0,0,2",
-        "tiny,Others,900,3.0,2,4",
-        "pong,Others,500,7,6,8",
+        "part,run,game,step,mean,min,max",
+        "tiny,Others,,500,1.0,0,2",
+        "tiny,Others,,900,3.0,2,4",
+        "pong,Others,,500,7,6,8",
+        "games,Others,chess,500,7,,",
+        "games,Others,go,500,8,,",
     ]
     (tmp_path / "published.csv").write_text("\n".join([*lines, ""]))
     monkeypatch.setattr(results, "RESULTS", tmp_path)
-    assert set(published("pong", 500)) == {"Others"} and not published("pong", 499)
-    curve = published("tiny", 800)["Others"]
+    assert [run.name for run in published("pong", 500)] == ["Others"] and not published("pong", 499)
+    ((curve,),) = (run.curves.values() for run in published("tiny", 800))
     assert (curve.steps.tolist(), curve.values.tolist()) == ([500], [1.0])
     runs = curves.read([DATA / "pong.csv"], [curves.SCORE])
     panel = figures.draw_curves(alike(runs), ["steps"], "mean", "", dashed=published("tiny", 900)).axes[0]
@@ -92,6 +94,10 @@ def test_published_curves_are_drawn_beside_those_of_a_part(monkeypatch, tmp_path
     assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([500, 900], [1.0, 3.0])
     legend = panel.get_legend() or panel.figure.legends[0]  # many curves have it below the picture
     assert "Others" in [text.get_text() for text in legend.get_texts()]
+    own = [curves.Run("a", {}, dict.fromkeys(("go", "chess", "draughts"), curve))]
+    drawn = figures.draw_curves({"a": own}, ["steps"], "mean", "", dashed=published("games", 900)).axes
+    ends = {panel.get_ylabel(): [line.get_ydata()[-1] for line in panel.get_lines()[1:]] for panel in drawn}
+    assert ends == {"go": [8], "chess": [7], "draughts": []}
 
 
 def test_seeds_out_of_bounds_are_refused(monkeypatch, capsys, root):

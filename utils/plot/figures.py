@@ -110,12 +110,12 @@ def draw_curves(
     statistic: str,
     title: str,
     each: bool = False,
-    dashed: Mapping[str, Curve] | None = None,
+    dashed: Sequence[Run] = (),
 ) -> Any:
     """Return a figure with a panel for each metric and axis, at most MAX_COLUMNS of them in a row.
 
     The runs of a group become one curve with a bootstrap band, by a statistic of CENTERS against axes of AXES. With
-    `each`, every run is a thin line, too. The `dashed` curves of others are added to the first panel.
+    `each`, every run is a thin line, too. Curves of the `dashed` runs of others are added where they are of the metric.
     """
     plots = pyplot()
     from matplotlib.ticker import EngFormatter
@@ -135,14 +135,17 @@ def draw_curves(
         for label, runs in groups.items():
             curves = [run.curves[metric] for run in runs if run.curves[metric].steps.size]
             _draw_group(panel, curves, axis, statistic, label, each)
+        for other in dashed:
+            if metric in other.curves and axis == axes[0]:
+                field, unit, _ = AXES[axis]
+                panel.plot(
+                    getattr(other.curves[metric], field) / unit, other.curves[metric].values, "--", label=other.name
+                )
         if axis == "steps":
             panel.xaxis.set_major_formatter(EngFormatter())
         panel.set(xlabel=AXES[axis][2], ylabel=metric)
         panel.set_title(subtitle, fontsize="small")
         panel.grid(alpha=0.3)
-    for label, curve in (dashed or {}).items():
-        field, unit, _ = AXES[axes[0]]
-        grid[0][0].plot(getattr(curve, field) / unit, curve.values, "--", label=label)
     _draw_legend(figure, grid[0][0], columns)
     figure.suptitle(title)
     return figure
