@@ -200,18 +200,20 @@ CONFIGS += [
 # The published curves of Atari's value agents: Nature DQN with its RMSProp, what was added to it one at a time, and the
 # distributions without the other parts of Rainbow. Double DQN is the tuned one (1509.06461). The code of Nature DQN
 # copies the target every 10,000 agent steps (2,500 updates), tuned double DQN every 30,000. Of these only dueling DQN
-# clips the norm of its gradient.
+# clips the norm of its gradient. Their code adds RMSProp's epsilon of 0.01 to squares of gradients that are summed over
+# a batch. The losses here are means, so it is 0.01 / 32^2, and with the smaller rate of prioritized replay a 16th of
+# that, both as in dqn_zoo. The last layer of tuned double DQN has one bias for all actions there, and one each here.
 NATURE = {"agent_type": "dqn", "env_type": "atari", "game": "breakout", "memory_type": "shared",
           "model_type": "dqn-cnn",
           "agent.n_step": 1, "agent.double_q": False, "agent.optimizer": "rmsprop", "agent.learning_rate": 2.5e-4,
-          "agent.optimizer_eps": 0.01, "agent.rmsprop_decay": 0.95, "agent.clip_norm": 0.0,
+          "agent.optimizer_eps": 0.01 / 32**2, "agent.rmsprop_decay": 0.95, "agent.clip_norm": 0.0,
           "agent.exploration_epsilon_end": 0.1, "agent.evaluation_epsilon": 0.05, "memory.capacity": 1_000_000,
           "rate_limiter.min_replay_size": 50_000, "steps": 50_000_000}
 DOUBLE = {**NATURE, "agent.double_q": True, "agent.target_update_period": 7_500, "agent.exploration_epsilon_end": 0.01,
           "agent.evaluation_epsilon": 0.001}
 DUELING = {"model.dueling": True, "agent.learning_rate": 6.25e-5, "agent.clip_norm": 10.0}
 PROPORTIONAL = {"memory_type": "prioritized", "memory.alpha": 0.6, "memory.beta_updates": 12_500_000,
-                "agent.learning_rate": 2.5e-4 / 4}
+                "agent.learning_rate": 2.5e-4 / 4, "agent.optimizer_eps": 0.01 / 32**2 / 16}
 # C51 (1707.06887), QR-DQN (1710.10044) and IQN (1806.06923): Adam, one step, uniform replay, plain heads. The settings
 # are those of Dopamine's c51_icml.gin and implicit_quantile_icml.gin (github.com/google/dopamine), which follow the
 # papers. Those of its implicit_quantile.gin are in machado-iqn-breakout. IQN's paper compares up to 64 fractions, which
@@ -237,6 +239,7 @@ M_IQN = {**IQN, **MUNCHAUSEN, "agent.exploration_epsilon_steps": 250_000}
 M_DQN = {**NATURE, **MUNCHAUSEN, "agent.optimizer": "adam", "agent.learning_rate": 5e-5,
          "agent.optimizer_eps": 0.01 / 32, "agent.exploration_epsilon_end": 0.01, "agent.evaluation_epsilon": 0.001}
 # Sticky actions, all 18 actions, no lives (1709.06009), with Dopamine's pace: 20,000 steps before the first update.
+# Dopamine's Rainbow has a constant beta of 0.5 and does not clip the norm of its gradient.
 MACHADO = {"env.protocol": "machado", "rate_limiter.min_replay_size": 20_000, "agent.target_update_period": 2_000,
            "agent.exploration_epsilon_end": 0.01, "agent.exploration_epsilon_steps": 250_000,
            "agent.evaluation_epsilon": 0.001}
@@ -260,9 +263,11 @@ CONFIGS += [
 ]
 # BTR (2411.03820), with the settings of its authors' code (github.com/VIPTankz/BeyondTheRainbowICML, main.py and
 # Agent.py): 64 environments, one update of 256 for a step of all. Their code differs in these places. Epsilon falls
-# exponentially with a time constant of 2 M agent steps, and is 0 in the second half of a run. All environments share a
-# draw of noise (model.noise_per_env False). Munchausen's bonus is of the online network. A batch is drawn from the
-# steps of one environment, and priorities are sums over quantiles of the mean |td|, where those of IQN here are losses.
+# from the first step on, exponentially with a time constant of 2 M agent steps, and is 0 in the second half of a run.
+# All environments share a draw of noise (model.noise_per_env False). Munchausen's bonus is of the online network. A
+# batch is drawn from the steps of one environment, and priorities are sums over quantiles of the mean |td|, where those
+# of IQN here are losses. The dueling head sends the torso its whole gradient. The target's estimate of singular values
+# moves in its forwards.
 BTR = {"agent_type": "iqn", "memory_type": "prioritized", **MUNCHAUSEN, "model.dueling": True, "model.noisy": True,
        "model.acting_quantiles": 8, "agent.batch_size": 256, "agent.n_step": 3, "agent.gamma": 0.997,
        "agent.optimizer_eps": 0.005 / 256, "agent.clip_norm": 10.0, "agent.exploration_epsilon_end": 0.01,
@@ -277,13 +282,15 @@ CONFIGS += [{"name": "btr-pong", "game": "pong", **BTR_ATARI},
             {"name": "btr-breakout", "game": "breakout", **BTR_ATARI}]
 # BTR's parts at MinAtar's size: its losses, exploration and replay, and 64 environments with one update of 256 for a
 # step of all. The torso is that of the other MinAtar rows: BTR's would halve 10x10 three times and enlarge 2x2 to its
-# pool of 6x6. Periods are those of a run of 2 M steps. The target follows every 3,200 steps, about as in other rows.
+# pool of 6x6. Their learning rate is 2.5e-4, where BTR's is 1e-4. Periods are those of a run of 2 M steps. The target
+# follows every 3,200 steps, about as in other rows.
 BTR_MINATAR = {**BTR, "env_type": "minatar", "model_type": "iqn-minatar", "agent.learning_rate": 2.5e-4,
                "agent.target_update_period": 50, "agent.exploration_epsilon_steps": 100_000,
                "memory.capacity": 100_000, "memory.beta_updates": 31_250, "rate_limiter.min_replay_size": 5_000,
                "learner.threads": 1, "evaluator.period": 30.0, "evaluator.episodes": 30, "steps": 2_000_000}
-# BTR's parts on small Pong, with the network, the batches and the pace of the other rows there. With one update of 256
-# for 64 steps, evaluations of a scratch run were still at -21 after a million steps, which are 16,000 updates.
+# BTR's parts on small Pong, with the network, the batches, learning rate, periods and pace of the other rows there.
+# With one update of 256 for 64 steps, evaluations of a scratch run were still at -21 after a million steps, which are
+# 16,000 updates.
 BTR_SMALL_PONG = {**SMALL_PONG, **BTR, "model_type": "iqn-small", "agent.batch_size": 64,
                   "agent.optimizer_eps": 0.005 / 64, "agent.exploration": "linear", "num_envs_per_actor": 8,
                   "rate_limiter.samples_per_insert": 16.0}
@@ -507,9 +514,9 @@ CONFIGS += [
 ]
 
 # PQN (2407.04811) with the settings of its authors' code (github.com/mttga/purejaxql, purejaxql/config/alg). Epsilon
-# falls over a tenth of a run. Runs on Atari have 10 M agent steps as in that code's commit 0436c80; since 2205ae5 they
-# have 50 M, of which epsilon takes 5 M. Not the paper's: pictures are in 0 .. 1 also on MinAtar (the code divides its
-# planes by 255), and rewards of CartPole are not scaled by 0.1.
+# falls over a tenth of a run, on CartPole over a fifth. Runs on Atari have 10 M agent steps as in that code's commit
+# 0436c80; since 2205ae5 they have 50 M, of which epsilon takes 5 M. Not the paper's: pictures are in 0 .. 1 also on
+# MinAtar (the code divides its planes by 255), and rewards of CartPole are not scaled by 0.1.
 PQN = {"agent_type": "pqn", "memory_type": "rollouts", "model.norm": "layer", "num_envs_per_actor": 128,
        "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1, "learner.publish_period": 1}
 PQN_ATARI = {**PQN, "env_type": "atari", "model_type": "dqn-cnn", "agent.evaluation_epsilon": 0.001,
@@ -604,9 +611,9 @@ CONFIGS += [
     {"name": "iqn-pong-gpu", "agent_type": "iqn", "model_type": "iqn-cnn", **ON_GPU, **REPLAY_ON_GPU, **BATCHES_OF_256,
      "model.dueling": True, "agent.n_step": 3, "agent.evaluation_epsilon": 0.001},
     {"name": "munchausen-iqn-pong-gpu", "agent_type": "iqn", "model_type": "iqn-cnn", **ON_GPU, **REPLAY_ON_GPU,
-     **BATCHES_OF_256, **MUNCHAUSEN, "agent.evaluation_epsilon": 0.001},
-    # BTR's own 64 environments, and its one update for a step of all.
-    {"name": "btr-pong-gpu", **BTR_ATARI, **ON_GPU, **REPLAY_ON_GPU, "num_envs_per_actor": 64},
+     **BATCHES_OF_256, **MUNCHAUSEN, "model.dueling": True, "agent.n_step": 3, "agent.evaluation_epsilon": 0.001},
+    # The settings of btr-pong, with the newest weights at every other step of its 64 environments.
+    {"name": "btr-pong-gpu", **ON_GPU, **REPLAY_ON_GPU, **BTR_ATARI, "actor.parameter_pull_period": 100},
     {"name": "r2d2-pong-gpu", **R2D2_ATARI, **ON_GPU, **REPLAY_ON_GPU, "rate_limiter.error_buffer": 16_000,
      "learner.updates_per_graph_launch": 2, "learner.publish_period": 4},
     {"name": "impala-pong-gpu", **IMPALA, **QUEUE, **ON_ATARI, **ON_GPU, "model_type": "impala-resnet",

@@ -240,3 +240,14 @@ def test_evaluations_on_atari_leave_a_rally_without_end():
     rows = [row for row in CONFIGS if row["env_type"] == "atari"]
     epsilons = {row["name"]: getattr(from_row(row)[0].agent, "evaluation_epsilon", None) for row in rows}
     assert epsilons["dqn-pong-small"] == 0.001 and 0.0 not in epsilons.values()
+
+
+@pytest.mark.parametrize(
+    ("row", "divisor"),
+    [("nature-breakout", 1), ("double-breakout", 1), ("dueling-breakout", 1), ("prioritized-breakout", 16)],
+)
+def test_rmsprops_epsilon_of_nature_dqn_is_that_of_a_mean(row, divisor):
+    """Nature DQN's code adds 0.01 to squares of gradients that are sums over 32 windows, where ours are means."""
+    options = from_row(find_row(row))[0]
+    assert options.agent.optimizer == "rmsprop" and options.agent.rmsprop_centered and options.agent.rmsprop_eps_in_root
+    assert options.agent.optimizer_eps == pytest.approx(0.01 / options.agent.batch_size**2 / divisor)
