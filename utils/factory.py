@@ -141,6 +141,7 @@ ModelsDict = Factory(
         "iqn-minatar": "core.models.iqn:IQNMinAtar",
         "iqn-mlp": "core.models.iqn:IQNMLP",
         "r2d2-cnn": "core.models.r2d2:R2D2CNN",
+        "r2d2-resnet": "core.models.r2d2:R2D2ResNet",
         "r2d2-small": "core.models.r2d2:R2D2Small",
         "r2d2-minatar": "core.models.r2d2:R2D2MinAtar",
         "r2d2-mlp": "core.models.r2d2:R2D2MLP",

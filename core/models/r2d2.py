@@ -1,7 +1,7 @@
 """Recurrent action-value networks (R2D2: Kapturowski et al. 2019, r1lyTjAqYX, section 2.3).
 
 - They are for Atari, small images, MinAtar and vectors.
-- A torso, an LSTM that also reads the last action (one-hot) and the last reward, and a dueling head.
+- A torso, an LSTM that also reads the last action (one-hot) and the last reward, and a head that is dueling by default.
 - The reward is squashed by tanh, as in Acme's networks: unclipped rewards of hundreds would saturate the LSTM's gates.
 """
 
@@ -12,15 +12,16 @@ from pydantic import Field
 from torch import Tensor
 
 from core.common.settings import frozen_dataclass
-from core.model import Model, ModelParams
+from core.model import Model
 from core.models.layers.lstm import LSTMCore
-from core.models.layers.torsos import MinAtarTorso, NatureTorso, SmallTorso, VectorTorso, q_head, torso_input
+from core.models.layers.noisy_linear import NoisyParams, linear_factory
+from core.models.layers.torsos import BTRTorso, MinAtarTorso, NatureTorso, SmallTorso, VectorTorso, q_head, torso_input
 from core.specs import EnvSpec
 from core.types import OARInputs, State
 
 
 @frozen_dataclass
-class R2D2NetworkParams(ModelParams):
+class R2D2NetworkParams(NoisyParams):
     dueling: bool = True
     """Split the head into value and advantages (1511.06581)."""
     lstm: int = Field(default=512, ge=1, le=4_096)
@@ -40,7 +41,7 @@ class R2D2Network(Model):
         num_actions = spec.action.num_actions  # type: ignore[union-attr]
         self.torso = params.features(spec)
         self.core = self.core_class(params.hidden + num_actions + 1, params.lstm)
-        self.q = q_head(params.lstm, params.hidden, num_actions, params.dueling)
+        self.q = q_head(params.lstm, params.hidden, num_actions, params.dueling, linear_factory(params))
         self._actions: Tensor
         self.register_buffer("_actions", torch.arange(num_actions), persistent=False)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -68,6 +69,10 @@ class R2D2Network(Model):
 
 class R2D2CNN(R2D2Network, torso=NatureTorso):
     """A network on the Nature DQN torso (Mnih et al. 2015) with a layer of 512, for 84x84."""
+
+
+class R2D2ResNet(R2D2Network, torso=BTRTorso):
+    """A network on BTR's torso (2411.03820), for images of any size."""
 
 
 class R2D2Small(R2D2Network, torso=SmallTorso, lstm=256):

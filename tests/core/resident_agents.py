@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import nn
 
 from core.agents.d4pg import D4PG
 from core.agents.ddpg import DDPG
@@ -17,9 +18,11 @@ from core.agents.td3 import TD3
 from core.learning.optimizer import Optimizer
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.models.dqn import DQNMLP, RainbowMLP
-from core.models.iqn import IQNMLP
+from core.models.iqn import IQNMLP, ImplicitQuantileNetwork
+from core.models.layers.spectral_norm import SpectralConv2d
+from core.models.layers.torsos import VectorTorso
 from core.models.policy_critic import D4PGMLP, DDPGMLP, SACMLP, TD3MLP
-from core.models.r2d2 import R2D2MLP
+from core.models.r2d2 import R2D2MLP, R2D2Network
 from core.ops.distributional import midpoints
 from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from tests.core.tapes import RandomPlay, small_layout
@@ -32,11 +35,30 @@ MUNCHAUSEN = {"munchausen_alpha": 0.9, "double_q": False}
 SEQUENCES = {"burn_in": 3, "unroll_length": 5, "sequence_period": 4, "n_step": 2}
 CONTROL = {"critic_learning_rate": 2e-3}
 NORMALIZED = {"hidden": (16, 12), "normalize_observations": True}
+
+
+class SpectralTorso(VectorTorso):
+    """A convolution as BTR's, whose estimate of its largest singular value moves at every forward in training."""
+
+    def layers(self, spec: EnvSpec) -> nn.Sequential:
+        return nn.Sequential(SpectralConv2d(4, 4, 3, padding=1), nn.Flatten(), nn.ReLU())
+
+
+class NoisyR2D2(R2D2Network, torso=VectorTorso):
+    """R2D2's network with noise on its head."""
+
+
+class SpectralIQN(ImplicitQuantileNetwork, torso=SpectralTorso):
+    """A small network of BTR's parts."""
+
+
 NETWORKS = {
     DQNMLP: {"hidden": 16},
     RainbowMLP: {"hidden": 16},
     IQNMLP: {"hidden": 16, "noisy": True, "dueling": True},
+    SpectralIQN: {"hidden": 16, "noisy": True, "dueling": True},
     R2D2MLP: {"hidden": 8, "lstm": 8},
+    NoisyR2D2: {"hidden": 8, "lstm": 8, "noisy": True},
     DDPGMLP: NORMALIZED,
     D4PGMLP: {"hidden": (16, 12), "layer_norm": True},
     TD3MLP: NORMALIZED,
@@ -64,7 +86,9 @@ AGENTS = {
     "quantiles, munchausen": (Rainbow, RainbowMLP, {**MUNCHAUSEN, "distribution": "quantile"}),
     "iqn": (IQN, IQNMLP, {"double_q": True}),
     "iqn, munchausen": (IQN, IQNMLP, MUNCHAUSEN),
+    "btr": (IQN, SpectralIQN, {**MUNCHAUSEN, "clip_norm": 10.0}),
     "r2d2": (R2D2, R2D2MLP, SEQUENCES),
+    "r2d2 with noise": (R2D2, NoisyR2D2, SEQUENCES),
     "ddpg": (DDPG, DDPGMLP, {**CONTROL, "lr_schedule": "linear", "lr_schedule_updates": 80, "clip_norm": 1.0}),
     "ddpg, soft target": (DDPG, DDPGMLP, {"target_update_tau": 0.05}),
     "d4pg": (D4PG, D4PGMLP, {**CONTROL, "v_min": -5.0, "v_max": 5.0}),

@@ -28,7 +28,7 @@ BOUND = np.array([2.0], np.float32)
 GREEDY = {"mlp-ac": {"evaluation": "greedy"}}
 REMEMBERS = ("mlp-ac", "impala-cnn")  # actor-critics whose LSTM is optional
 # torch.onnx has no adaptive pooling, so that the export of these is refused
-POOLED = ("dqn-resnet", "rainbow-resnet", "iqn-resnet")
+POOLED = ("dqn-resnet", "rainbow-resnet", "iqn-resnet", "r2d2-resnet")
 # The head of each is exported on another torso, and its torso with another head.
 COMBINED = (
     "dqn-small",

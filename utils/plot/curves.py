@@ -177,7 +177,7 @@ def until(curve: Curve, steps: float | None) -> Curve:
 
 
 def late_score(curve: Curve, steps: float | None = None) -> float:
-    """Return the mean of the values after LATE of `steps` and not beyond `steps`; nan without values.
+    """Return the mean of the values from LATE of `steps` on and not beyond `steps`; nan without values.
 
     If `steps` is None, or if the run has made fewer, the steps that it has made count.
     """

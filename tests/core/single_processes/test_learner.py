@@ -1,5 +1,6 @@
 """The learner slices batches, computes features by published weights and averages statistics."""
 
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +18,7 @@ from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.run_state import RunCounters, RunState
-from core.single_processes.learner import _Learner, _precomputes, feature_source
+from core.single_processes.learner import _Learner, _make_updates, _precomputes, feature_source
 from core.types import Batch, SampleIds, Window, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 from utils.config.command_line import read_options
@@ -173,3 +174,21 @@ def test_targets_of_large_images_are_computed_ahead(root, words, expected):
     options = read_options(["--root", str(root), *words])
     spec = environment_spec(options)
     assert _precomputes(SimpleNamespace(options=options, spec=spec), options.make_agent(spec)) is expected
+
+
+def test_the_first_batches_are_sampled_when_the_replay_is_warm(root):
+    options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--learner.compile", "no"])
+    spec, sizes = environment_spec(options), []
+    limiter, agent = SimpleNamespace(is_warming_up=True), options.make_agent(spec)
+    context = SimpleNamespace(options=options, spec=spec, device_of=lambda index: "cpu", rate_limiter=limiter)
+
+    def sample(size):
+        sizes.append(size)
+        return numbered_batch(size, fresh=False)
+
+    memory = SimpleNamespace(sample=sample, window=agent.window, takes_priorities=False)
+    source, _ = _make_updates(context, agent, memory, 0, [])
+    with closing(source) as batches:
+        assert batches.get(timeout=0.2) is None and sizes == []
+        limiter.is_warming_up = False
+        assert len(batches.get(timeout=5).weights) == options.batch_size and sizes

@@ -6,7 +6,10 @@ import torch
 from core.models.dqn import DQNResNet, RainbowResNet
 from core.models.iqn import IQNResNet
 from core.models.layers.spectral_norm import SpectralConv2d
+from core.models.layers.torsos import scaled_image
+from core.models.r2d2 import R2D2ResNet
 from core.specs import ArraySpec, Discrete, EnvSpec
+from core.types import OARInputs
 
 SPEC = EnvSpec("game", ArraySpec((84, 84), "uint8"), 4, Discrete(6), is_image=True, max_value=255.0)
 
@@ -56,12 +59,21 @@ def test_the_gradient_sees_the_singular_value():
     assert float((layer.weight.grad * layer.weight.detach()).sum().abs()) < 1e-4
 
 
-@pytest.mark.parametrize("network", [DQNResNet, RainbowResNet, IQNResNet])
-def test_btrs_torso_serves_every_value_agent(network):
+@pytest.mark.parametrize("network", [DQNResNet, RainbowResNet, IQNResNet, R2D2ResNet])
+def test_btrs_torso_serves_every_agent_with_replay(network):
     model = network(network.Params(), SPEC)
     assert sum(isinstance(layer, SpectralConv2d) for layer in model.modules()) == 12
-    assert model.num_features == 64 * 6 * 6
-    output = model(torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8))[0]
-    assert output.shape[:2] == (2, 6)
+    images = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    assert features_of(model, images) == 64 * 6 * 6
+    inputs = OARInputs(images, torch.tensor([-1, 3]), torch.zeros(2)) if network is R2D2ResNet else images
+    assert model(inputs, model.initial_state(2))[0].shape[:2] == (2, 6)
     plain = network(network.Params(spectral_norm=False, pool=0, width=1), SPEC)
-    assert plain.num_features == 32 * 11 * 11 and not any(isinstance(m, SpectralConv2d) for m in plain.modules())
+    assert not any(isinstance(layer, SpectralConv2d) for layer in plain.modules())
+    assert features_of(plain, images) == 32 * 11 * 11
+
+
+def features_of(model, images):
+    """Return the number of features that leave the last pool or convolution, which nn.Flatten makes flat."""
+    layers = list(model.torso)
+    end = 1 + next(index for index, layer in enumerate(layers) if isinstance(layer, torch.nn.Flatten))
+    return torch.nn.Sequential(*layers[:end])(scaled_image(images, SPEC)).shape[1]
