@@ -5,6 +5,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from core.common.settings import combined, frozen_dataclass
 from core.specs import EnvSpec
@@ -163,3 +166,10 @@ def draw_noise_per_row(model: nn.Module, per_row: bool) -> None:
     for module in model.modules():
         if hasattr(module, "noise_per_row"):
             module.noise_per_row = per_row and module.noise_per_env  # type: ignore[assignment]
+
+
+def train_regularization(model: nn.Module, training: bool) -> None:
+    """Switch dropout and batch statistics of torch's layers, whatever the mode of the model's other modules is."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm | _InstanceNorm | _DropoutNd):
+            module.train(training)

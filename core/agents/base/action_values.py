@@ -17,7 +17,7 @@ from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater
-from core.model import Model, disable_host_sync, draw_noise_per_row
+from core.model import Model, disable_host_sync, draw_noise_per_row, train_regularization
 from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions
 from core.ops.returns import munchausen_bonus, soft_bootstrap
 from core.ops.shapes import check_shapes
@@ -94,14 +94,16 @@ class ActionValueAgent(Agent):
         return params.max_joint_actions
 
     # acting -----------------------------------------------------------------------------------------------------------
-    _noise_per_row = False  # of the model's noisy layers
+    _is_acting = False  # the mode of noisy layers, dropout and batch statistics
 
     def set_training(self, training: bool, acting: bool = False) -> None:
-        """Switch noisy layers, dropout and batch statistics on (acting in training, learning) or off (evaluations)."""
+        """Switch noisy layers on (acting in training, learning) or off, dropout and batch statistics on in learning."""
+        switched = self.model.training != training
         super().set_training(training)
-        if self._noise_per_row != acting:
+        if switched or self._is_acting != acting:
             draw_noise_per_row(self.model, acting)
-            self._noise_per_row = acting
+            train_regularization(self.model, training and not acting)
+            self._is_acting = acting
 
     def values(self, timestep: TimeStep, state: State) -> tuple[Tensor, State]:
         """Return the action values [E, A] of E environments, and the next recurrent state."""
