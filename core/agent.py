@@ -261,9 +261,16 @@ class Agent(ABC):
             n_step: Steps n of the return. If None, those of the window.
 
         Raises:
-            ValueError: the windows lack the observation of step 0 or of step n.
+            ValueError: the windows lack the observation of step 0 or of step n, or `Agent.window` has changed since the
+                start.
         """
         spec = self.window
+        if not spec.fits(window):
+            raise ValueError(
+                f"{type(self).__name__}.window is {spec}, and the windows have {len(window.lasts) - 1} steps and "
+                f"{len(window.observations)} observations, as it asked for at the start: if n changes, let it ask for "
+                "the observations of every n, and pass n_step"
+            )
         n_step = spec.length if n_step is None else n_step
         if missing := {0, n_step} - {*spec.observations}:
             raise ValueError(

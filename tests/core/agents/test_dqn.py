@@ -198,6 +198,25 @@ def test_longer_windows_have_the_same_returns_and_initial_priorities():
         longer.n_step_transitions(padded, 0.9, 3)
 
 
+class ShrinkingWindows(DQN):
+    """Anneal n by asking for shorter windows, which the memory does not hear of."""
+
+    steps = 2
+
+    @property
+    def window(self):
+        return WindowSpec.transition(self.steps)
+
+
+def test_windows_of_another_length_than_the_agent_asks_for_are_refused():
+    """They were one-step returns, which bootstrapped from the observation two steps later."""
+    agent, window = ShrinkingWindows(make_agent().params, SPEC, Linear), make_batch(*ONE).window
+    agent.n_step_transitions(window, 0.9)
+    agent.steps = 1
+    with pytest.raises(ValueError, match=r"length=1.* the windows have 2 steps and 2 observations"):
+        agent.n_step_transitions(window, 0.9)
+
+
 def test_a_model_with_too_few_values_is_an_error():
     """The missing action would never be taken."""
     agent = DQN(DQNParams(), replace(SPEC, action=Discrete(3)), Linear)
