@@ -217,7 +217,11 @@ class QLearning(ActionValueAgent):
 
     @classmethod
     def precomputes(cls, params: QLearningParams) -> bool:
-        return params.target_update_period >= MIN_PRECOMPUTING_PERIOD
+        """Return True if the target stays for many updates, and moves in the `learn` of this class alone.
+
+        A subclass whose own `learn` changes the target, as resets do, neither takes the lock nor counts the change.
+        """
+        return cls.learn is QLearning.learn and params.target_update_period >= MIN_PRECOMPUTING_PERIOD
 
     def precompute(self, batch: Batch) -> Precomputed:
         inputs = self.learning_inputs(batch.window)

@@ -153,3 +153,28 @@ def test_slices_of_a_batch_are_computed_anew():
     whole, first, last = (agent.loss(slice_batch(batch, part)).loss for part in (None, slice(0, 4), slice(4, 6)))
     assert whole.item() == pytest.approx((4 * first + 2 * last).item() / 6, rel=1e-5)
     assert not differences(agent.state_dict(), before)
+
+
+class Resetting(DQN):
+    """Reset the target after each update, without the lock that a thread holds while it computes with the target."""
+
+    def learn(self, batch):
+        output = super().learn(batch)
+        with torch.no_grad():
+            for part in self.target.parameters():
+                part.zero_()
+        return output
+
+
+class Weighted(DQN):
+    """Change the loss alone."""
+
+    def loss(self, batch):
+        return super().loss(batch)
+
+
+def test_an_agent_whose_own_learn_may_change_the_target_precomputes_nothing():
+    """In bfloat16 a reset changed the rounded copies that the other thread computed with, and was lost."""
+    params = DQN.Params(target_update_period=1_000)
+    assert DQN.precomputes(params) and Weighted.precomputes(params)
+    assert not Resetting.precomputes(params)
