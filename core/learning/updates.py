@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from core.agent import Agent, LearnerOutput
 from core.device.recorded_work import CudaGraphCallable
@@ -94,6 +94,37 @@ class EagerMetricAccumulator:
         return {**means, "nonfinite_updates": float(self._skipped)}
 
 
+class StoredBuffers:
+    """Keep the buffers of an agent's networks that checkpoints store, to put them back after a skipped update.
+
+    BatchNorm changes its statistics in the forward pass, before the loss is known not to be finite.
+    """
+
+    def __init__(self, agent: Agent):
+        networks = [part for part in agent.checkpoint_parts().values() if isinstance(part, nn.Module)]
+        self._buffers = [buffer for network in networks for buffer in _buffers_of(network)]
+
+    def copies(self) -> list[Tensor]:
+        """Return copies of the values before an update."""
+        return [buffer.clone() for buffer in self._buffers]
+
+    @torch.no_grad()
+    def restore(self, copies: list[Tensor], skipped: bool | Tensor) -> None:
+        """Put the values back if the update was skipped, which is a tensor where Python may not read it."""
+        if isinstance(skipped, Tensor):
+            for buffer, old in zip(self._buffers, copies, strict=True):
+                torch.where(skipped, old, buffer, out=buffer)
+        elif skipped:
+            for buffer, old in zip(self._buffers, copies, strict=True):
+                buffer.copy_(old)
+
+
+def _buffers_of(network: nn.Module) -> list[Tensor]:
+    """Return the buffers of a network that its state contains."""
+    stored = network.state_dict().keys()
+    return [buffer for name, buffer in network.named_buffers() if name in stored]
+
+
 class EagerUpdates:
     """Call `agent.learn` once a batch. With `microbatch_on_oom`, batches that exceed the GPU's memory are split."""
 
@@ -102,11 +133,13 @@ class EagerUpdates:
 
     def __init__(self, agent: Agent, microbatch_on_oom: bool):
         self._agent, self._microbatcher = agent, MicroBatcher() if microbatch_on_oom else None
-        self.metrics = EagerMetricAccumulator()
+        self._buffers, self.metrics = StoredBuffers(agent), EagerMetricAccumulator()
 
     def __call__(self, batch: Batch) -> LearnerOutput:
+        before = self._buffers.copies()
         with nullcontext() if self._microbatcher is None else use_microbatches(self._microbatcher):
             output = self._agent.learn(batch)
+        self._buffers.restore(before, output.skipped)
         self.metrics.add(output)
         return output
 
@@ -220,7 +253,7 @@ class GraphedUpdate:
             self._graph = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
         elif not agent.compile_parts(compiled):
             self._graph = compiled(self._run_updates, agent.update_cycle(agent.params))
-        self.metrics = MetricAccumulator(batches.device)
+        self._buffers, self.metrics = StoredBuffers(agent), MetricAccumulator(batches.device)
 
     def __call__(self, batch: Any) -> LearnerOutput:
         """Launch the updates. On CUDA this returns before they finish; `statistics` reads their metrics."""
@@ -234,7 +267,9 @@ class GraphedUpdate:
 
     def _run_updates(self) -> None:
         for _ in range(self.count):
+            before = self._buffers.copies()
             output = self._agent.learn(self._batches.sample())
+            self._buffers.restore(before, output.skipped)
             self._batches.finish_update(output.priorities)
             self.metrics.add(output)
 

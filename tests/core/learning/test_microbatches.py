@@ -49,6 +49,9 @@ class Limited:
         self.optimizer, self.sums = Optimizer([self.weight], params, sums), sums
         self.attempts, self.parts = [], []
 
+    def checkpoint_parts(self):
+        return {"optimizer": self.optimizer}
+
     def learn(self, batch):
         self.parts.clear()
         found, norm, stepped = self.optimizer.minimise(
