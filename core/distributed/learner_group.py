@@ -20,6 +20,12 @@ from torch import Tensor
 from core.agent import Agent
 
 Result = TypeVar("Result")
+# What differs between learners where nothing failed: an agent or a model that several learners do not suit.
+OWN_STATE = (
+    ". If it happens again, the agent or its model keeps something of the batches or random numbers of one learner, "
+    "such as statistics of BatchNorm or weights that are drawn anew: average it by "
+    "core.distributed.learner_group.all_reduce_mean, or use one learner"
+)
 BROADCAST_BYTES = 1 << 24  # exchanged at once
 _GROUP: ContextVar["LearnerGroup | None"] = ContextVar("group", default=None)
 
@@ -265,10 +271,11 @@ class SyncChecker:
         for name in ("updates", "digest"):
             values = [getattr(status, name) for status in statuses]
             if len(set(values)) > 1:
+                cause = OWN_STATE if name == "digest" else ""
                 raise LearnersOutOfSyncError(
                     f"after {self.updates} updates the learners are not alike any more: {name} of learners 0 to "
                     f"{len(statuses) - 1} are {', '.join(map(str, values))}. The last checkpoint may be sound: "
-                    "continue from it; if it is not, remove its folder, and the one before is taken"
+                    f"continue from it; if it is not, remove its folder, and the one before is taken{cause}"
                 )
         if self._compares_states():
             self._next_comparison = (self.updates // self._period + 1) * self._period

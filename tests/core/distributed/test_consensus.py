@@ -46,8 +46,9 @@ def test_learners_that_are_not_alike_are_an_error_that_names_the_difference(name
     rows = [[0, 0, 1, 50, *each.local_status()] for each in (own, other)]
     with pytest.raises(
         LearnersOutOfSyncError, match=f"after 0 updates the learners are not alike any more: {name} of learners 0 to 1"
-    ):
+    ) as error:
         own.merge_statuses(rows)
+    assert ("such as statistics of BatchNorm" in str(error.value)) == (name == "digest")
 
 
 def test_a_digest_sees_values_names_and_nesting_and_not_the_device_layout():
