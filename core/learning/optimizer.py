@@ -22,6 +22,11 @@ from core.learning.gradients import MICROBATCHER, Differentiate, GradientExchang
 from core.learning.torch_optimizers import Adam, RAdam, RMSProp
 from core.ops.shapes import check_scalar
 
+NO_GRADIENT = (
+    "the loss gave no parameter of this optimiser a gradient. Those of DDPG, D4PG, TD3 and SAC step one vector: "
+    "`vectors = self.online_vectors`, then `vectors.differentiate(loss, vectors.critic)` and "
+    "`self.critic_optimizer.apply(loss)`, not `step` or `minimise`"
+)
 OptimizerName = Literal["adam", "radam", "rmsprop"]
 
 
@@ -273,12 +278,17 @@ class Optimizer:
 
         Returns:
             The gradient's norm before clipping, and whether the step was applied; a tensor if the step was planned.
+
+        Raises:
+            ValueError: no parameter has a gradient.
         """
         loss = loss.detach()
         self.steps_begun += 1
         if group := group_of_several():
             loss = self._exchange.finish(group, loss, 1 if self._sums else group.size)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if not gradients:
+            raise ValueError(NO_GRADIENT)
         norm = clipped_norm = _norm_of(gradients)
         if self._params.clip_value:
             nn.utils.clip_grad_value_(self._parameters, self._params.clip_value)

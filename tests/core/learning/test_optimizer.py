@@ -200,3 +200,9 @@ def test_a_loss_of_another_type_or_shape_is_named(returned, message):
     optimizer = Optimizer([nn.Parameter(torch.ones(2))], OptimizerParams())
     with pytest.raises((TypeError, ValueError), match=message):
         optimizer.minimise(3, lambda part: returned)
+
+
+def test_a_loss_that_reaches_no_parameter_is_refused():
+    optimizer = Optimizer([nn.Parameter(torch.ones(2))], OptimizerParams())
+    with pytest.raises(ValueError, match="gave no parameter of this optimiser a gradient"):
+        optimizer.step(nn.Parameter(torch.tensor(1.0)).square())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer
 from core.ops.distributional import categorical_mean
 from core.specs import ArraySpec, Continuous, EnvSpec
@@ -602,3 +603,17 @@ def test_apply_uses_the_present_gradient():
     optimizer = Optimizer([weight], make_agent("ddpg").params)
     norm, taken = optimizer.apply(torch.tensor(1.0))
     assert float(norm) == pytest.approx(5.0) and taken and weight.tolist() == pytest.approx([2.999, 3.999])
+
+
+@pytest.mark.parametrize("way", ["step", "minimise"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_update_that_leaves_out_the_vector_of_gradients_is_refused(kind, way):
+    agent = make_agent(kind)
+    transitions = agent.transitions(make_batch(agent))
+    outputs = agent.model.critic(transitions.observation, transitions.action)
+    loss = agent.critic_losses(transitions, outputs, agent.bootstrap(transitions)).losses.mean()
+    with pytest.raises(ValueError, match=r"vectors\.differentiate\(loss, vectors\.critic\)"):
+        if way == "step":
+            agent.critic_optimizer.step(loss)
+        else:
+            agent.critic_optimizer.minimise(7, lambda part: Loss(loss, {}))
