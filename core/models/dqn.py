@@ -35,7 +35,7 @@ class QNetworkParams(NoisyParams):
 class QNetwork(Model):
     """A torso and a head with one hidden layer, to action values [B, A].
 
-    If a subclass's output kind is "distribution", the head's output is [B, A, atoms].
+    If the options have `atoms`, the head's output is [B, A, atoms].
     """
 
     Params: ClassVar[type] = QNetworkParams
@@ -46,7 +46,7 @@ class QNetwork(Model):
         super().__init__(params, spec)
         self.torso = params.layers(spec)
         self.num_features = num_features(self.torso, spec)
-        atoms = params.atoms if self.output_kind == "distribution" else None
+        atoms = getattr(params, "atoms", None)
         num_actions = spec.action.num_actions  # type: ignore[union-attr]
         self.q = q_head(
             self.num_features, params.hidden, num_actions, params.dueling, linear_factory(params), atoms, params.norm

@@ -102,3 +102,16 @@ def test_every_network_gives_a_distribution_for_each_action_and_trains_all_of_it
     assert [
         name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()
     ] == []
+
+
+class OwnKind(RainbowMLP):
+    """A network for an agent of a user's own, whose output also holds a distribution for each action."""
+
+    output_kind = "distribution-of-mine"
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_a_network_with_an_output_kind_of_its_own_keeps_the_atoms(dueling):
+    spec = SPECS[RainbowMLP]
+    model = OwnKind(OwnKind.Params(atoms=7, dueling=dueling), spec)
+    assert model(torch.zeros(2, *spec.observation_shape))[0].shape == (2, ACTIONS, 7)
