@@ -228,7 +228,7 @@ class PPO(RolloutAgent, ActorCriticAgent):
         samples = minibatch if part is None else minibatch.select(part)
         states = tuple(state[0] for state in samples.states)
         output, _ = self.model.unroll(samples.observations, samples.firsts, states)
-        return self.loss(samples, output)
+        return self.loss(samples, output._replace(logits=mask_actions(output.logits, samples.legal)))
 
     def loss(self, samples: Samples, output: ActorCriticOutput) -> Loss:
         """Compute the loss of a minibatch or a part of it, and its statistics.
@@ -237,10 +237,9 @@ class PPO(RolloutAgent, ActorCriticAgent):
 
         Args:
             samples: Those of the minibatch, with normalised advantages.
-            output: The network's for these samples.
+            output: The network's for these samples. Logits of illegal actions are the lowest float.
         """
-        params = self.params
-        logits = mask_actions(output.logits, samples.legal)
+        params, logits = self.params, output.logits
         log_ratios = self.policy.log_probs(logits, samples.actions) - samples.log_probs
         log_ratios = log_ratios.clamp(max=MAX_LOG_RATIO)
         policy = clipped_policy_loss(log_ratios, samples.advantages, params.clip_epsilon)

@@ -225,6 +225,28 @@ def test_an_actor_critics_update_equals_one_whose_illegal_actions_are_impossible
     assert isinstance(model, Table) and (learnt[allowed] != torch.from_numpy(logits[:-1].reshape(-1, A))[allowed]).any()
 
 
+class OwnLoss(PPO):
+    """A user's PPO whose loss reads the network's output without a mask of its own."""
+
+    def loss(self, samples, output):
+        lowest = torch.finfo(output.logits.dtype).min
+        self.seen = output.logits.detach() == lowest
+        assert torch.equal(self.seen, ~samples.legal)
+        return super().loss(samples, output)
+
+
+def test_a_loss_of_a_users_ppo_gets_logits_without_illegal_actions():
+    batch, logits, values = random_unrolls(1)
+    window = batch.window
+    legal = np.random.default_rng(2).random(logits.shape) < 0.5
+    legal[:-1] |= np.arange(A) == window.actions[:-1].numpy()[..., None]
+    extras = {**window.extras, ACTION_MASK: torch.from_numpy(legal)}
+    agent = table_agent(OwnLoss, logits, values, batch_size=80, **SETTINGS[PPO])
+    agent.spec = replace(agent.spec, has_action_mask=True)
+    agent.learn(batch._replace(window=window._replace(extras=extras)))
+    assert agent.seen.any()
+
+
 BOUND = np.ones(1, np.float32)
 MIXED = replace(SPEC, action=Mixed((2, 2), -BOUND, BOUND))  # as many logits as random_unrolls has, and two moments
 MIXED_SETTINGS = {**SETTINGS, Impala: {**SETTINGS[Impala], "relevance": "kl"}}
