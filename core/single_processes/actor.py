@@ -204,9 +204,12 @@ class DoubleBufferedEnvs:
             env.close()
 
     def statistics(self) -> dict[str, float]:
-        """Return the means of the splits' exploration statistics."""
-        statistics = [split.exploration.statistics() for split in self._splits]
-        return {name: sum(values[name] for values in statistics) / len(statistics) for name in statistics[0]}
+        """Return the means of the splits' exploration statistics, each over the splits that report it."""
+        reported: dict[str, list[float]] = {}
+        for split in self._splits:
+            for name, value in split.exploration.statistics().items():
+                reported.setdefault(name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in reported.items()}
 
 
 def _stored_copy(timestep: TimeStep, is_stacked: bool) -> TimeStep:

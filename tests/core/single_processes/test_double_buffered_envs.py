@@ -166,6 +166,17 @@ def test_every_split_explores_and_counts_agent_steps_by_itself():
     assert [group.exploration.steps for group in turns._splits] == [[(5, 0), (9, 2)]] * 2
 
 
+@pytest.mark.parametrize("reporting", [0, 1])
+def test_a_statistic_that_one_split_reports_is_the_mean_over_it(reporting, monkeypatch):
+    turns, original = make(2), Numbered.statistics
+
+    def statistics(self):
+        return original(self) | ({"bonus": 3.0} if self.number == reporting else {})
+
+    monkeypatch.setattr(Numbered, "statistics", statistics)
+    assert turns.statistics() == {"epsilon": 0.5, "bonus": 3.0}
+
+
 @pytest.mark.timeout(60)
 def test_atari_can_be_closed_with_actions_in_flight():
     env, twin = (AtariEnv(AtariParams(), "pong", 2, num_threads=2) for _ in range(2))
