@@ -18,6 +18,7 @@ from core.agent import Agent, Exploration, LearnerOutput
 from core.common.console import log_to_stderr
 from core.engines.supervisor import learner_threads
 from core.env import Env
+from core.runtime.log_buffers import check_names
 from core.runtime.options import make_env
 from core.single_processes.actor import DoubleBufferedEnvs
 from core.specs import EnvSpec
@@ -152,6 +153,9 @@ def _acting(options: Options, spec: EnvSpec, seconds: float, has_enough: HasEnou
 
     The actor plays for `seconds`, and longer until `has_enough` steps are stored. FILL_SECONDS later, slow environments
     repeat their last step in place of the missing ones.
+
+    Raises:
+        ValueError: the name of a statistic of the exploration is too long to be logged.
     """
     params, num_envs, splits = options.actor, options.num_envs_per_actor, options.actor.num_env_splits
     agent = with_graphed_forward(options.make_agent(spec, params.device, params.precision), params.cuda_graph)
@@ -181,6 +185,7 @@ def _acting(options: Options, spec: EnvSpec, seconds: float, has_enough: HasEnou
             writer.append(timestep, output.action, next_timestep, output.extras, state)
             steps += 1
         passed = time.perf_counter() - started
+        check_names(f"actor/{name}" for name in envs.statistics())  # An actor reports them only after a while.
         while not has_enough(trajectories, agent):
             writer.append(timestep, output.action, next_timestep, output.extras, state)
         return passed / (steps * num_envs)

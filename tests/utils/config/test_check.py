@@ -13,6 +13,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from core.agents.base.action_values import EpsilonGreedy
 from core.agents.dqn import DQN
 from core.agents.rainbow import Rainbow
 from core.common.shared_arrays import SharedArrays
@@ -477,6 +478,22 @@ def test_a_statistic_whose_name_is_too_long_is_a_problem(options, monkeypatch):
 
     monkeypatch.setattr(DQN, "loss", changed)
     with pytest.raises(ConfigurationError, match="longer than 64 bytes"):
+        check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "message"),
+    [
+        (lambda self: {59 * "m": 0.5}, "longer than 64 bytes"),
+        (lambda self: {"rate": None}, "TypeError"),
+        (None, "TypeError: 'NoneType' object is not callable"),
+    ],
+)
+def test_statistics_of_an_exploration_that_an_actor_cannot_report_are_a_problem(
+    statistics, message, options, monkeypatch
+):
+    monkeypatch.setattr(EpsilonGreedy, "statistics", statistics)
+    with pytest.raises(ConfigurationError, match=message):
         check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
 
 
