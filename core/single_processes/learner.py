@@ -298,6 +298,7 @@ def _make_agent(context: Context, group: LearnerGroup) -> Agent:
     if context.resume_from is None and path is not None and group.index == 0:
         model_file.load_into(agent.model, model_file.load_weights(path, is_verified=True)[0], path)
     agent.init_learner()  # after the initial weights, which the target copies
+    storable(agent.state_dict(), "agent")  # else a user's agent would fail at the first checkpoint
     if group.size > 1:
         context.seed_everything("learner", group.index)
     return agent

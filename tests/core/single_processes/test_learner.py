@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from core.agent import LearnerOutput
+from core.agents.dqn import DQN
 from core.agents.impala import Impala
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.distributed.learner_group import SingleLearner
@@ -21,6 +22,7 @@ from core.runtime.run_state import RunCounters, RunState
 from core.single_processes.learner import _Learner, _make_updates, _precomputes, feature_source
 from core.types import Batch, SampleIds, Window, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
+from tests.reliability.test_inline import train
 from utils.config.command_line import read_options
 from utils.config.validation import environment_spec
 
@@ -135,6 +137,25 @@ def test_failed_checkpoints_are_counted():
     for _ in range(3):
         list(learner.save(learner.group))
     assert reported == [{"checkpoint_errors": 1.0}, {"checkpoint_errors": 2.0}, {"checkpoint_errors": 3.0}]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (torch.zeros(()), "'Tensor' object has no attribute 'state_dict'"),
+        (SimpleNamespace(state_dict=lambda: {"scale": np.float32(1)}), "agent.mine.scale is a float32"),
+    ],
+)
+def test_a_part_that_no_checkpoint_can_hold_ends_a_run_before_its_first_update(
+    part, message, tmp_path, monkeypatch, capfd
+):
+    parts, learn, updates = DQN.checkpoint_parts, DQN.learn, []
+    monkeypatch.setattr(DQN, "checkpoint_parts", lambda self: {**parts(self), "mine": part})
+    monkeypatch.setattr(DQN, "learn", lambda self, batch: (updates.append(batch), learn(self, batch))[1])
+    words = ("--config", "dqn-cartpole", "--engine", "inline", "--rate_limiter.min_replay_size", "100")
+    with pytest.raises(AssertionError):  # the exit code is not 0
+        train(tmp_path, *words, "--updates", "1")
+    assert message in capfd.readouterr().err and not updates
 
 
 # statistics -------------------------------------------------------------------------------------------------------
