@@ -180,6 +180,23 @@ class EnvSpec:
     # If not (): a frame is the bytes of a picture of this shape, followed by those of a float32 vector.
     picture_of_parts: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for fields that contradict each other."""
+        if self.picture_of_parts:
+            rest = self.frame.nbytes - math.prod(self.picture_of_parts)
+            if self.frame.dtype != "uint8" or rest < 0 or rest % 4:
+                raise ValueError(
+                    f"a frame {self.frame.dtype} {list(self.frame.shape)} does not hold the bytes of a picture "
+                    f"{list(self.picture_of_parts)} and of float32 numbers"
+                )
+        if isinstance(self.action, Continuous) and self.has_action_mask:
+            raise ValueError("has_action_mask needs choices, and the actions are continuous")
+        if isinstance(self.action, Continuous | Mixed):
+            with np.errstate(over="ignore", invalid="ignore"):
+                bounded = np.isfinite(distance := self.action.high - self.action.low).all()
+            if not bounded or (distance < 0).any():
+                raise ValueError(f"actions {self.action.description} need finite bounds, low ones at most high ones")
+
     @property
     def picture_shape(self) -> tuple[int, ...]:
         """Return the shape of one picture, [H, W] or [H, W, planes], of environments with `is_image`."""
