@@ -17,8 +17,8 @@ from core.common.settings import JsonText, frozen_dataclass
 from core.env import Clipping, Env, EnvParams, Size, clipped, env_seeds, grayscale, reset_timestep, resized
 from core.envs.gym_make import MadeEnv, apply_wrappers, frame_rate, make_env
 from core.envs.gym_spaces import ActionConverter, InvalidPartError, MaskReader, ObservationConverter
-from core.specs import ArraySpec, EnvSpec
-from core.types import TimeStep
+from core.specs import ArraySpec, Continuous, EnvSpec
+from core.types import ACTION_MASK, TimeStep
 
 OLD_API = (
     "the old gym API; return (observation, reward, terminated, truncated, info) from step and "
@@ -97,7 +97,7 @@ class GymEnv(Env):
             max_value=float(params.max_byte) if convert.is_image else 1.0,
             reward_threshold=made[0].reward_threshold,
             frame_rate=frame_rate(env),
-            warning=convert.warning,
+            warning="; ".join(filter(None, [convert.warning, "" if where else self._unread_mask(convert)])),
             parts=convert.parts,
             picture_of_parts=preprocess.picture_of_parts,
             has_action_mask=bool(where),
@@ -146,6 +146,13 @@ class GymEnv(Env):
     @classmethod
     def gymnasium_env(cls, params: GymParams, game: str) -> gym.Env[Any, Any]:
         return make_env(game, params.legacy, None, params.kwargs).env.unwrapped
+
+    def _unread_mask(self, convert: ObservationConverter) -> str:
+        """Return a warning if a part of the observation seems to be a mask of legal actions, else an empty string."""
+        names = [part.name for part in convert.parts if part.name.rpartition(".")[2] == ACTION_MASK]
+        if not names or isinstance(self._convert_action.spec, Continuous):
+            return ""
+        return f"agents take illegal actions too, unless env.action_mask is {names[0]}"
 
     def from_gym(self, observation: Any) -> np.ndarray:
         """Return one observation of the gymnasium environment as the frame that a step stores."""

@@ -50,6 +50,19 @@ def legal():
 STAY = np.zeros(2, np.int64)
 
 
+@pytest.mark.parametrize(
+    ("where", "keys", "warning"),
+    [
+        (None, (), "agents take illegal actions too, unless env.action_mask is inner.action_mask"),
+        (None, ("inner.numbers",), "agents take illegal actions too, unless env.action_mask is inner.action_mask"),
+        ("info", (), ""),
+        ("inner.action_mask", (), ""),
+    ],
+)
+def test_a_mask_that_agents_would_not_heed_is_a_warning(legal, where, keys, warning):
+    assert legal([[1, 1, 1]] * 2, where, observation_keys=keys).spec.warning == warning
+
+
 @pytest.mark.parametrize("where", ["info", "inner.action_mask"])
 def test_masks_follow_the_steps_of_each_episode(legal, where):
     masks = [np.array([1, 0, 1], np.int8), np.array([0, 1, 0], np.int8), np.array([0, 0, 0], np.int8)]
