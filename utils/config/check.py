@@ -10,6 +10,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -207,7 +208,7 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
     costs, learner, output, batch = throughput.measure(played, agent.spec, seconds)
     check_names(f"learner/{name}" for name in output.statistics)
     _test_priorities(options, output)
-    warnings_found = _test_checkpoint(options, learner, batch)
+    warnings_found = [*_untrained(options, learner, batch), *_test_checkpoint(options, learner, batch)]
     if not costs.sound:
         raise ValueError("the loss of the first updates was not finite, so they changed nothing")
     rate = throughput.steps_per_second(options, costs, agent.samples_per_window)
@@ -238,6 +239,37 @@ def _test_priorities(options: Options, output: LearnerOutput) -> None:
             f"memory_type={options.memory_type} needs priorities [{options.batch_size}] of an update, and "
             f"{options.agent_type} returned {found}"
         )
+
+
+def _untrained(options: Options, agent: Agent, batch: Batch) -> list[str]:
+    """Return a warning if an update leaves parameters of the agent as they were, although they have a gradient."""
+    parameters = dict(_parameters(vars(agent), options.agent_type))
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    for parameter in parameters.values():
+        if parameter.grad is not None:
+            parameter.grad.zero_()  # in place, because it may be a view
+    if agent.learn(batch).skipped:
+        return []
+    unchanged = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.grad is not None and parameter.grad.any() and torch.equal(parameter, before[name])
+    ]
+    return [f"no optimiser changes {', '.join(unchanged)}, of which the loss is a function"] if unchanged else []
+
+
+def _parameters(tree: Any, name: str) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the parameters of an agent's attributes, with their paths."""
+    if isinstance(tree, nn.Parameter):
+        yield name, tree
+    elif isinstance(tree, nn.Module):
+        yield from ((f"{name}.{inner}", parameter) for inner, parameter in tree.named_parameters())
+    elif isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _parameters(value, f"{name}.{key}")
+    elif isinstance(tree, list | tuple):
+        for index, value in enumerate(tree):
+            yield from _parameters(value, f"{name}[{index}]")
 
 
 def _test_checkpoint(options: Options, agent: Agent, batch: Batch) -> list[str]:

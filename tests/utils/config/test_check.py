@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from core.agents.base.action_values import EpsilonGreedy
 from core.agents.dqn import DQN
+from core.agents.impala import Impala
 from core.agents.rainbow import Rainbow
 from core.common.shared_arrays import SharedArrays
 from core.envs.catch import CatchEnv
@@ -454,6 +456,27 @@ def test_a_checkpoint_that_lacks_what_the_next_update_needs_is_a_warning(options
     check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
     printed = capsys.readouterr().out
     assert "checkpoint lacks what the next dqn.state.model" in printed and "no problem found, 1 warnings" in printed
+
+
+class Orphans(Impala):
+    """A user's agent whose learnt scalar is a parameter of the agent, which its optimiser does not know."""
+
+    def init_learner(self):
+        super().init_learner()
+        self.scalars = {"eta": nn.Parameter(torch.ones(())), "constant": nn.Parameter(torch.ones(()))}
+
+    def loss(self, batch):
+        loss = super().loss(batch)
+        return loss._replace(loss=loss.loss + self.scalars["eta"].square())
+
+
+def test_a_parameter_that_no_optimiser_changes_is_a_warning(options, capsys):
+    name = f"{__name__}:Orphans"
+    check(options("--config", "impala-cartpole", "--agent_type", name, *SMALL), seconds=0)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"no optimiser changes {name}.scalars.eta, of which the loss is a function" in printed
+    check(options("--config", "impala-cartpole", *SMALL), seconds=0)
+    assert "no optimiser" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("value", "found"), [(0.5, "of <class 'float'>"), (torch.ones(2), "a tensor of shape [2]")])
