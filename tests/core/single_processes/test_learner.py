@@ -201,6 +201,7 @@ def test_the_first_batches_are_sampled_when_the_replay_is_warm(root):
     options = read_options(["--root", str(root), "--config", "dqn-cartpole", "--learner.compile", "no"])
     spec, sizes = environment_spec(options), []
     limiter, agent = SimpleNamespace(is_warming_up=True), options.make_agent(spec)
+    agent.init_learner()
     context = SimpleNamespace(options=options, spec=spec, device_of=lambda index: "cpu", rate_limiter=limiter)
 
     def sample(size):
