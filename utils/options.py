@@ -355,10 +355,13 @@ R2D2_SMALL = {**R2D2, "agent.burn_in": 4, "agent.unroll_length": 20, "agent.sequ
 CONFIGS += [
     {"name": "r2d2-pong", "game": "pong", **R2D2_ATARI},
     {"name": "r2d2-breakout", "game": "breakout", **R2D2_ATARI},
+    # Four times the updates, each of a quarter of the steps.
     {"name": "r2d2-pong-small", "game": "pong", **R2D2_SMALL, "env_type": "atari", "model_type": "r2d2-small",
-     "env.resolution": 42, "env.reward_clipping": "none", "agent.burn_in": 10, "agent.n_step": 5,
+     "env.resolution": 42, "env.reward_clipping": "none", "agent.burn_in": 10, "agent.n_step": 5, "agent.gamma": 0.99,
+     "agent.batch_size": 8, "agent.learning_rate": 2.5e-4, "agent.optimizer_eps": 1e-8,
+     "agent.target_update_period": 200, "agent.exploration": "linear-ladder", "agent.exploration_epsilon_steps": 50_000,
      "agent.evaluation_epsilon": 0.001, "memory.capacity": 150_000, "rate_limiter.min_replay_size": 10_000,
-     "evaluator.steps": 50_000, "evaluator.episodes": 30},
+     "evaluator.steps": 100_000, "evaluator.episodes": 30},
     # An episode is 10 steps: with a stride of 10 every stored state would be the first of an episode.
     {"name": "r2d2-recall", "game": "recall", **R2D2_SMALL, "env_type": "recall", "model_type": "r2d2-mlp",
      "agent.sequence_period": 7, "rate_limiter.samples_per_insert": 16.0, "evaluator.steps": 5_000,

@@ -28,6 +28,7 @@ from core.models.layers.torsos import (
     SmallTorso,
     TorsoParams,
     convolutions,
+    orthogonal_weights,
     torso_input,
 )
 from core.specs import Continuous, EnvSpec, Mixed
@@ -73,9 +74,9 @@ class ActorCritic(Model):
         self.value = nn.Linear(params.hidden if value_torso else self.feature_size, 1)
         root = math.sqrt(2)
         for module, gain in ((self.torso, root), (self.feature_head, root), (self.policy, 0.01), (self.value, 1.0)):
-            _initialise(module, gain)
+            orthogonal_weights(module, gain)
         if value_torso:
-            _initialise(value_torso, root)
+            orthogonal_weights(value_torso, root)
         keep_float32(self.policy), keep_float32(self.value)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -121,14 +122,6 @@ def _policy(features: int, spec: EnvSpec) -> tuple[nn.Linear, nn.Parameter | Non
         return nn.Linear(features, sum(spec.action.choices)), None
     logits, numbers = sum(spec.action.nvec) if isinstance(spec.action, Mixed) else 0, spec.action.low.size
     return nn.Linear(features, logits + numbers), nn.Parameter(torch.zeros(numbers))
-
-
-def _initialise(module: nn.Module, gain: float) -> None:
-    for layer in module.modules():
-        if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            nn.init.orthogonal_(layer.weight, gain)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
 
 
 class NatureAC(ActorCritic, torso=NatureTorso):

@@ -2,9 +2,12 @@
 
 - They are for Atari, small images, MinAtar and vectors.
 - A torso, an LSTM that also reads the last action (one-hot) and the last reward, and a head that is dueling by default.
+- The torso's weights are orthogonal at first, so that features differ from picture to picture. With torch's own those
+  of Pong differ by a thousandth of what the last action does, and the LSTM takes long to see the ball.
 - The reward is squashed by tanh, as in Acme's networks: unclipped rewards of hundreds would saturate the LSTM's gates.
 """
 
+import math
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +18,16 @@ from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.models.layers.lstm import LSTMCore
 from core.models.layers.noisy_linear import NoisyParams, linear_factory
-from core.models.layers.torsos import BTRTorso, MinAtarTorso, NatureTorso, SmallTorso, VectorTorso, q_head, torso_input
+from core.models.layers.torsos import (
+    BTRTorso,
+    MinAtarTorso,
+    NatureTorso,
+    SmallTorso,
+    VectorTorso,
+    orthogonal_weights,
+    q_head,
+    torso_input,
+)
 from core.specs import EnvSpec
 from core.types import OARInputs, State
 
@@ -40,6 +52,7 @@ class R2D2Network(Model):
         super().__init__(params, spec)
         num_actions = spec.action.num_actions  # type: ignore[union-attr]
         self.torso = params.features(spec)
+        orthogonal_weights(self.torso, math.sqrt(2))
         self.core = self.core_class(params.hidden + num_actions + 1, params.lstm)
         self.q = q_head(params.lstm, params.hidden, num_actions, params.dueling, linear_factory(params))
         self._actions: Tensor

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from core.models.layers.torsos import torso_input
 from core.models.r2d2 import R2D2CNN, R2D2MLP, R2D2MinAtar, R2D2Small
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import OARInputs, restart
@@ -94,6 +95,15 @@ def test_the_cnn_has_the_published_sizes():
     lstm = 4 * 512 * (512 + 4 + 1 + 512 + 2)
     streams = 2 * (512 + 1) * 512 + 513 * (4 + 1)
     assert sum(parameter.numel() for parameter in model.parameters()) == torso + lstm + streams
+
+
+@pytest.mark.parametrize("name", ["cnn", "small", "minatar"])
+def test_the_lstm_sees_differences_between_pictures(name):
+    """Torch's own weights would leave a sixth of their mean square to each layer with a ReLU: 1,296th after four."""
+    model, spec = make(name, hidden=256)
+    inputs = torso_input(model, some_inputs(spec)[0].observation.flatten(0, 1))
+    differences = [each.diff(dim=0).square().mean() for each in (model.torso(inputs), inputs)]
+    assert 0.1 < differences[0] / differences[1] < 2.5
 
 
 def test_a_dueling_head_centres_its_advantages():
