@@ -352,16 +352,18 @@ R2D2_SMALL = {**R2D2, "agent.burn_in": 4, "agent.unroll_length": 20, "agent.sequ
               "agent.batch_size": 32, "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-5,
               "agent.target_update_period": 50, "memory.capacity": 50_000, "rate_limiter.min_replay_size": 2_000,
               "learner.threads": 1, "evaluator.steps": 10_000, "evaluator.episodes": 20}
+# Pong for two CPU cores: four times the updates, each of a quarter of the steps.
+R2D2_PONG = {**R2D2_SMALL, "env_type": "atari", "game": "pong", "env.reward_clipping": "none", "agent.burn_in": 10,
+             "agent.n_step": 5, "agent.gamma": 0.99, "agent.batch_size": 8, "agent.optimizer_eps": 1e-8,
+             "agent.target_update_period": 200, "agent.exploration": "linear-ladder",
+             "agent.exploration_epsilon_steps": 50_000, "agent.evaluation_epsilon": 0.001,
+             "rate_limiter.min_replay_size": 10_000, "evaluator.steps": 100_000, "evaluator.episodes": 30}
 CONFIGS += [
-    {"name": "r2d2-pong", "game": "pong", **R2D2_ATARI},
+    {"name": "r2d2-pong", **R2D2_PONG, "model_type": "r2d2-cnn", "agent.learning_rate": 1e-4,
+     "memory.capacity": 400_000},
     {"name": "r2d2-breakout", "game": "breakout", **R2D2_ATARI},
-    # Four times the updates, each of a quarter of the steps.
-    {"name": "r2d2-pong-small", "game": "pong", **R2D2_SMALL, "env_type": "atari", "model_type": "r2d2-small",
-     "env.resolution": 42, "env.reward_clipping": "none", "agent.burn_in": 10, "agent.n_step": 5, "agent.gamma": 0.99,
-     "agent.batch_size": 8, "agent.learning_rate": 2.5e-4, "agent.optimizer_eps": 1e-8,
-     "agent.target_update_period": 200, "agent.exploration": "linear-ladder", "agent.exploration_epsilon_steps": 50_000,
-     "agent.evaluation_epsilon": 0.001, "memory.capacity": 150_000, "rate_limiter.min_replay_size": 10_000,
-     "evaluator.steps": 100_000, "evaluator.episodes": 30},
+    {"name": "r2d2-pong-small", **R2D2_PONG, "model_type": "r2d2-small", "env.resolution": 42,
+     "agent.learning_rate": 2.5e-4, "memory.capacity": 150_000},
     # An episode is 10 steps: with a stride of 10 every stored state would be the first of an episode.
     {"name": "r2d2-recall", "game": "recall", **R2D2_SMALL, "env_type": "recall", "model_type": "r2d2-mlp",
      "agent.sequence_period": 7, "rate_limiter.samples_per_insert": 16.0, "evaluator.steps": 5_000,
