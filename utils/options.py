@@ -151,10 +151,11 @@ CONFIGS += [
     {"name": "prior-ddqn-asterix", "game": "asterix", **GROUP_NORM, **PRIORITIZED},
     {"name": "ddqn-wizard_of_wor", "game": "wizard_of_wor", **GROUP_NORM},
     {"name": "prior-ddqn-wizard_of_wor", "game": "wizard_of_wor", **GROUP_NORM, **PRIORITIZED},
-    # For two CPU cores: DQN's batches, and periods of a run of some million agent steps.
+    # For two CPU cores: batches, learning rate and target of dqn-pong, and periods of a run of a million agent steps.
     {"name": "prior-ddqn-pong", "game": "pong", **GROUP_NORM, **PRIORITIZED, "agent.batch_size": 32,
-     "agent.learning_rate": 6.25e-5, "agent.target_update_period": 2_500, "agent.exploration_epsilon_steps": 250_000,
-     "memory.beta_updates": 1_250_000, "rate_limiter.min_replay_size": 20_000, "steps": 5_000_000},
+     "agent.learning_rate": 1e-4, "agent.target_update_period": 1_000, "agent.exploration_epsilon_end": 0.01,
+     "agent.exploration_epsilon_steps": 100_000, "memory.capacity": 400_000, "memory.beta_updates": 250_000,
+     "rate_limiter.min_replay_size": 10_000, "steps": 5_000_000},
 ]
 
 # Rainbow (1710.02298). Evaluations have an epsilon of 0.001 on Atari, and no noise. The paper names no limit of the
