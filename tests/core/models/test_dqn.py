@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall
-from core.models.layers.torsos import q_head, scaled_image
+from core.models.layers.torsos import ChannelsLastGroupNorm, q_head, scaled_image
 from core.specs import ArraySpec, Discrete, EnvSpec
 
 
@@ -183,3 +183,17 @@ def test_normalised_layers_begin_he_normal_without_bias(dueling):
         assert not layer.bias.any()
         assert float(layer.weight.detach().std()) == pytest.approx((2 / inputs) ** 0.5, rel=0.1)
     assert head[3].bias.any()  # the output layer is torch's
+
+
+def test_group_norm_is_over_the_positions_and_channels_of_each_group():
+    norm = ChannelsLastGroupNorm(2, 6).double()
+    for parameter in norm.parameters():
+        parameter.data.normal_()
+    images = torch.randn(3, 6, 5, 4, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    groups = images.numpy().reshape(3, 2, 3 * 5 * 4)
+    centred = groups - groups.mean(2, keepdims=True)
+    normalized = (centred / np.sqrt(groups.var(2, keepdims=True) + 1e-5)).reshape(3, 6, 5, 4)
+    weight, bias = (parameter.detach().numpy()[:, None, None] for parameter in norm.parameters())
+    outputs = norm(images)
+    np.testing.assert_allclose(outputs.detach().numpy(), weight * normalized + bias, rtol=1e-9)
+    assert outputs.is_contiguous(memory_format=torch.channels_last)
