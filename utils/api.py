@@ -126,7 +126,8 @@ def _words(config: str, values: Mapping[str, Any]) -> list[str]:
     Lists are separate words for an option that is a tuple. For any other option, lists and dictionaries are JSON.
     """
     choices = {name: str(values[name]) for name in CHOICES if name in values}
-    known, words = declared(from_row(find_row(config), choices)[0]), ["--config", config]
+    known = declared(from_row(find_row(config), choices)[0])
+    words = ["--config", config, "--mode", "1", "--check", "false"]
     for name, value in values.items():
         if isinstance(value, list | tuple) and name in known and tuple in kinds(known[name].annotation):
             words += [f"--{name}", *map(str, value)]

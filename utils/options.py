@@ -24,7 +24,7 @@ from utils.factory import AgentsDict, EnvsDict, MemoriesDict, ModelsDict
 PROJECT = str(Path(__file__).resolve().parent.parent)
 
 # fmt: off
-# The lines to edit. A line that is not None overrides the row; the row may set those that are None.
+# The lines to edit. A line that is not None overrides the row, which may set num_envs_per_actor and when to stop.
 RUN: dict[str, Any] = {
     "config": "dqn-pong-small",  # row of CONFIGS, by name or number
     "mode": 1,                   # 1 trains and 2 tests

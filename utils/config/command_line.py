@@ -21,7 +21,7 @@ from utils.config import rows, validation
 from utils.config.options_page import WIDTH, help_sections, help_text
 from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict, did_you_mean, suggestion
-from utils.options import CONFIGS, RUN, Options
+from utils.options import CONFIGS, Options
 from utils.run_registry import SavedRun
 
 # fmt: off
@@ -91,7 +91,8 @@ def preload(arguments: Sequence[str]) -> bool:
         False, without imports, if the words and RUN say that the engine `local` starts no process.
     """
     words, _ = split(arguments)
-    start, engine = _peek(words), " ".join(words.get("engine", [str(RUN["engine"])]))
+    start = _peek(words)
+    engine = " ".join(words.get("engine", [start.engine]))
     if "help" in words or engine != "local" or start.check:
         return False
     list(ProcessesDict.values())

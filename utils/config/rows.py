@@ -28,13 +28,19 @@ SECTIONS: dict[str, tuple[str, Factory]] = {  # section -> the option that names
 }
 CHOICES = (*(type_field for type_field, _ in SECTIONS.values()), "game")
 # Lines of RUN that a row may set.
-OPEN_LINES = ("timestamp", "num_envs_per_actor", "resume", "model_file", "steps", "updates", "seconds", "target_score")
+OPEN_LINES = ("num_envs_per_actor", "steps", "updates", "seconds", "target_score")
 SWITCH = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
 # Options of this project, and the last parts of the names that stable-baselines3 and CleanRL have for them.
 ELSEWHERE = {
     "device": "cuda",
+    "env.life_loss": "terminal_on_life_loss",
+    "env.reward_clipping": "clip_reward",
+    "evaluator.episodes": "n_eval_episodes",
+    "evaluator.record_every": "capture_video",
+    "evaluator.steps": "eval_freq",
     "game": "env_id",
-    "logger.wandb": "track",
+    "learner.checkpoint_steps": "save_freq",
+    "logger.wandb": "track wandb_project_name",
     "memory.capacity": "buffer_size",
     "model.hidden": "net_arch",
     "num_envs_per_actor": "n_envs num_envs",
@@ -66,6 +72,7 @@ ELSEWHERE = {
     "agent.target_update_tau": "tau",
     "agent.temperature": "alpha ent_coef",
     "agent.unroll_length": "n_steps num_steps",
+    "agent.value_clipping": "clip_range_vf clip_vloss",
 }
 
 P = TypeVar("P", bound="DataclassInstance")

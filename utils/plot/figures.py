@@ -238,11 +238,11 @@ def draw_trials(settings: Mapping[str, bool], trials: Sequence[Any], title: str)
         1, len(settings), figsize=(3.2 * len(settings), SIZE[1]), sharey=True, squeeze=False, layout="constrained"
     )
     for panel, (name, logarithmic) in zip(grid[0], settings.items()):
+        numeric = all(isinstance(trial.params[name], int | float) for trial in trials)
         for state, marker, label in (("COMPLETE", "o", "complete"), ("PRUNED", "x", "ended early")):
             drawn = [trial for trial in trials if trial.state.name == state]
-            values = [trial.params[name] for trial in drawn]
-            texts = [value if isinstance(value, int | float) else str(value) for value in values]
-            panel.scatter(texts, [trial.value for trial in drawn], marker=marker, label=label)
+            values = [trial.params[name] if numeric else str(trial.params[name]) for trial in drawn]
+            panel.scatter(values, [trial.value for trial in drawn], marker=marker, label=label)
         panel.set(xlabel=name)
         if logarithmic:
             panel.set_xscale("log")

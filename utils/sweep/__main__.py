@@ -1,10 +1,10 @@
 """Train many runs with one command, rows x option values x seeds, and write one table.
 
     python -m utils.sweep --configs dqn-cartpole rainbow-cartpole --seeds 1 2 3
-    python -m utils.sweep --name lr1e-4 --configs dqn-cartpole --seeds 1 2 3 --jobs 2 -- --steps 100000
-    --agent.learning_rate 1e-4
-    python -m utils.sweep --name lr --configs dqn-cartpole --vary agent.learning_rate=1e-3,3e-4 agent.n_step=1,3
-    --seeds 1 2 3
+    python -m utils.sweep --name lr1e-4 --configs dqn-cartpole --seeds 1 2 3 --jobs 2 \\
+        -- --steps 100000 --agent.learning_rate 1e-4
+    python -m utils.sweep --name lr --configs dqn-cartpole --seeds 1 2 3 \\
+        --vary agent.learning_rate=1e-3,3e-4 agent.n_step=1,3
 
 Options after -- apply to each run. Each combination of the values of --vary is one line of the table, like a row of
 CONFIGS. The runs are logs/<name>_<row>-seed<N>, or with --vary logs/<name>_<row>-learning_rate-1e-3-n_step-1-seed<N>.

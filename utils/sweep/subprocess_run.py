@@ -47,11 +47,11 @@ def options_of(config: str, words: Sequence[str], machine: str, root: str) -> Op
         ConfigurationError: the words are wrong, or no option says when the run ends.
     """
     given, _ = command_line.split(words)
-    hints = {"seed": ": give --seeds", "config": ": give it before --", "root": ": give it before --"}
+    hints = {**dict.fromkeys(("seed", "config", "root"), ": give it before --"), "machine": ": give --name"}
     if reserved := [f"--{name} is not yours to give here{hints.get(name, '')}" for name in RESERVED if name in given]:
         raise ConfigurationError(reserved)
     try:
-        new = {"mode": 1, "resume": "none", "machine": machine, "timestamp": "new.run"}
+        new = {"mode": 1, "check": "false", "resume": "none", "machine": machine, "timestamp": "new.run"}
         options = command_line.read([*words, *words_of({"config": config, "root": root, **new})])
     except ConfigurationError as refused:
         raise ConfigurationError([f"{config}: {problem}" for problem in refused.problems], refused.code) from None
@@ -187,7 +187,7 @@ class ChildRun:
         identity = {"resume": "none", "machine": options.machine, "timestamp": options.timestamp}
         if resume:
             identity = {"resume": options.signature, "model_file": "none"}
-        run = {"config": options.config, "seed": options.seed, "root": options.root, "mode": 1}
+        run = {"config": options.config, "seed": options.seed, "root": options.root, "mode": 1, "check": "false"}
         return [*words_of(run), *PATIENT, *self._words, *words_of(identity)]
 
 

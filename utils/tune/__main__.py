@@ -26,11 +26,11 @@ from typing import Any
 from core.common.exit_codes import BAD_CHECKPOINT
 from core.common.terminal import relay_output
 from utils.config.command_line import refusing, split
-from utils.config.rows import CHOICES, changed, class_defaults, flatten, split_values
+from utils.config.rows import CHOICES, OPEN_LINES, changed, class_defaults, flatten, split_values
 from utils.errors import ConfigurationError, import_extra
 from utils.options import PROJECT, Options
 from utils.plot import figures
-from utils.plot.curves import PERIOD, STOPS, Curve, counts, curve_of, late_score, until
+from utils.plot.curves import PERIOD, Curve, counts, curve_of, late_score, until
 from utils.sweep.subprocess_run import (
     POLL,
     ChildRun,
@@ -43,7 +43,6 @@ from utils.sweep.subprocess_run import (
 )
 from utils.tune.ranges import Range, ranges
 
-LINES = (*STOPS, "num_envs_per_actor")  # Options without a dot that a printed row may have.
 WIDTH = 110  # Columns of a printed row.
 LOOK_PERIOD = 5.0  # Seconds between two looks at the scores of a running trial.
 LOWEST = {"trials": 1, "startup": 0, "warmup": 0, "evaluations": 1}  # Smallest values of options of this command.
@@ -300,7 +299,7 @@ class Study:
         defaults = class_defaults(options)
         row = {"name": f"{options.config}-tuned", **{name: getattr(options, name) for name in CHOICES}}
         different = {name: value for name, value in flatten(options).items() if value != defaults[name]}
-        row |= {name: value for name, value in different.items() if "." in name or name in LINES}
+        row |= {name: value for name, value in different.items() if "." in name or name in OPEN_LINES}
         beside = {name: value for name, value in different.items() if name not in (*row, "seed") and counts(name)}
         # Spaces within an option do not break a line, because a text may not go on in the next one.
         items = ", ".join(f'"{name}": {_literal(value)}'.replace(" ", "\xa0") for name, value in row.items())

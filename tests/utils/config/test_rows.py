@@ -19,6 +19,8 @@ from utils.config.rows import (
 )
 from utils.options import CONFIGS
 
+FILE = "utils/options.py"
+
 
 @frozen_dataclass
 class Inner:
@@ -221,9 +223,10 @@ def test_a_misspelt_option_finds_the_closest():
         ("td3-pendulum", "policy_noise", ["agent.smoothing_scale"]),
         ("td3-pendulum", "target_noise_clip", ["agent.smoothing_clip"]),
         ("td3-pendulum", "exploration_noise", ["agent.noise_scale"]),
+        ("ppo-cartpole", "clip_vloss", ["agent.value_clipping"]),
     ],
 )
-def test_names_of_continuous_control_elsewhere_are_answered_by_ours(config, word, meant):
+def test_names_of_other_libraries_are_answered_by_ours(config, word, meant):
     row = next(row for row in CONFIGS if row["name"] == config)
     assert closest(word, declared(from_row(row)[0])) == meant
 
@@ -234,6 +237,12 @@ def test_a_value_that_a_replaced_class_refuses_is_left_out():
     assert not problems and options.model.hidden == (256, 256)
     refused = from_row({**row, "model_type": "sac-mlp"})[1]
     assert "CONFIGS row 'pqn-cartpole': model.hidden=256 must be a valid tuple" in refused
+
+
+@pytest.mark.parametrize("name", ["timestamp", "resume", "model_file", "mode"])
+def test_a_row_may_not_set_which_run_it_is(name):
+    _, problems = from_row({**find_row("dqn-cartpole"), name: "old"})
+    assert problems == [f"CONFIGS row 'dqn-cartpole': {name} is not a row's to set: edit its line in RUN of {FILE}"]
 
 
 def test_evaluations_on_atari_leave_a_rally_without_end():

@@ -3,14 +3,15 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from utils.errors import ConfigurationError
 from utils.plot import __main__ as plot
-from utils.plot.curves import SCORE, alike, grouped, read, usable
-from utils.plot.figures import draw_curves
+from utils.plot.curves import SCORE, alike, grouped, read, usable, write_csv
+from utils.plot.figures import draw_curves, draw_trials
 
 # seed: score at 100, 200, 300 steps
 VALUES = {1: [1.0, 5.0, 9.0], 2: [3.0, 3.0, 0.0], 3: [8.0, 1.0, 3.0], 4: [2.0, 7.0, 4.0]}
@@ -419,3 +420,19 @@ def test_without_matplotlib_the_pip_command_is_named(run, monkeypatch, capsys):
 def test_human_normalized_scores_use_late_evaluations(run):
     folder = run("a", [50.0, 1.7, 1.7 + 28.8], "dqn-breakout", env_type="atari", game="breakout", steps=300)
     assert np.allclose(plot.by_game(read([folder], [SCORE]))["breakout"], [1.0])
+
+
+@pytest.mark.parametrize("values", [(None, 4.0), (4.0, None), ("a", "b"), (1, 2.0)])
+def test_trials_are_drawn_whatever_the_values_of_a_choice_are(values):
+    pytest.importorskip("matplotlib")
+    complete = SimpleNamespace(name="COMPLETE")
+    trials = [SimpleNamespace(params={"x": value}, value=1.0, state=complete) for value in values]
+    figure = draw_trials({"x": False}, trials, "trials")
+    assert len(figure.axes[0].collections[0].get_offsets()) == 2
+
+
+def test_a_csv_file_has_no_summary(tmp_path, run):
+    data = tmp_path / "data.csv"
+    write_csv(data, read([run("a", [1.0], "dqn-pong", env_type="atari", game="pong")], [SCORE]))
+    with pytest.raises(ConfigurationError, match="a CSV file does not say of which game it is"):
+        plot.by_game(read([data], [SCORE]))

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from utils import run_registry as saved_runs
+from utils.api import _words
 from utils.config import command_line
 from utils.options import CONFIGS, RUN
 from utils.plot.curves import METRICS, SCORE
@@ -165,7 +166,7 @@ def test_parallel_jobs_run_on_disjoint_cores(main, root):
         (("--name", "a/b"), WORDS, "machine='a/b'"),
         (("--steps", "100"), WORDS, "unrecognized arguments: --steps 100; options of the runs stand behind --"),
         (("--seeds", "1", "-1"), WORDS, "--seeds: seed=-1 must be at least 0"),
-        ((), ("--seed", "3"), "--seed is not yours to give here: give --seeds"),
+        ((), ("--seed", "3"), "--seed is not yours to give here: give it before --"),
         ((), (*WORDS, "--root", "elsewhere"), "--root is not yours to give here: give it before --"),
         ((), (*WORDS, "--check"), "--check is not yours to give here"),
         ((), (*WORDS, "-h"), "--help is not yours to give here"),
@@ -218,6 +219,15 @@ def test_values_that_are_no_file_names_are_sanitized(main, root):
     rows = ["dqn-cartpole-env_type-gym", "dqn-cartpole-env_type-core.envs.gym-GymEnv"]
     assert [row["row"] for row in tables(root)[1]] == rows
     assert "'--env_type', 'core.envs.gym:GymEnv'" in (root / "logs" / "sweep" / f"{rows[1]}-seed1.txt").read_text()
+
+
+def test_runs_train_whatever_the_lines_of_run_say(root, monkeypatch):
+    monkeypatch.setitem(RUN, "mode", 2)
+    monkeypatch.setitem(RUN, "check", True)
+    options = options_of("dqn-cartpole", WORDS, "local", str(root))
+    again = command_line.read(subprocess_run.ChildRun(options, WORDS, root / "a.txt")._command(False))
+    of_api = command_line.read([*_words("dqn-cartpole", {}), "--root", str(root)])
+    assert [(each.mode, each.check) for each in (options, again, of_api)] == [(1, False)] * 3
 
 
 def test_a_configs_resume_option_does_not_affect_a_sweep(main, root, monkeypatch):
