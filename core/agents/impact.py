@@ -99,7 +99,6 @@ class Impact(SumLossAgent):
             valid,
             rho_bar=params.rho_bar,
             c_bar=params.c_bar,
-            pg_rho_bar=1.0,
             trace_lambda=params.trace_lambda,
         )
         objective = clipped_surrogate(

@@ -172,7 +172,7 @@ class PPO(RolloutAgent, ActorCriticAgent):
         else:
             output, _ = self.unroll(window)
             values, log_ratios = output.value, self.policy.log_probs(output.logits[:-1], actions) - log_probs
-            clips = {"rho_bar": params.rho_bar, "c_bar": params.c_bar, "pg_rho_bar": 1.0}
+            clips = {"rho_bar": params.rho_bar, "c_bar": params.c_bar}
             returns = vtrace(log_ratios, rewards, discounts, values, valid, **clips, trace_lambda=params.gae_lambda)
             targets = returns.targets
             advantages = lambda_advantages(returns, rewards, discounts, values, valid, params.gae_lambda)

@@ -119,8 +119,11 @@ class ObservationConverter:
 
     def _lone_box(self, observation: Any) -> np.ndarray:
         leaf = self._writes[0][0]
+        array = self._array(leaf, observation).reshape(-1)
+        if array.dtype == np.float32:
+            return self._near_bounds(array.copy())
         with np.errstate(over="ignore"):
-            vector = self._array(leaf, observation).reshape(-1).astype(np.float32)
+            vector = array.astype(np.float32)
         return vector / np.float32(255) if leaf.is_bytes else self._near_bounds(vector)
 
     def _array(self, leaf: _Leaf, observation: Any) -> np.ndarray:

@@ -372,8 +372,12 @@ class TargetUpdater:
     def __init__(self, period: int, tau: float = 1.0, updates_per_call: int = 1):
         self._period, self._tau, self._updates_per_call = period, tau, updates_per_call
 
+    def may_move(self, update: int, applied: bool | Tensor) -> bool:
+        """Return False if the call after this update, which counts from 1, leaves the target as it is."""
+        return self._due is not None or bool(applied and self._is_due(update))
+
     def _is_due(self, update: int) -> bool:
-        """Return True if an update of the target became due since the last call. `update` counts from 1."""
+        """Return True if an update of the target became due since the last call."""
         return update // self._period > (update - self._updates_per_call) // self._period
 
     def plan(self, first: int, count: int, device: torch.device) -> None:
@@ -404,7 +408,7 @@ class TargetUpdater:
         Returns:
             True if the target moved; a tensor if the update was planned.
         """
-        if self._due is None and not (applied and self._is_due(update)):
+        if not self.may_move(update, applied):
             return False
         tensors, new_tensors = (
             list(each.state_dict().values()) if isinstance(each, nn.Module) else each for each in (target, online)

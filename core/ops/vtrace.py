@@ -27,8 +27,8 @@ def vtrace(
     *,
     rho_bar: float,
     c_bar: float,
-    pg_rho_bar: float,
     trace_lambda: float,
+    pg_rho_bar: float = 1.0,
 ) -> VTraceReturns:
     """Compute off-policy value targets and policy gradient weights.
 
@@ -52,8 +52,8 @@ def vtrace(
         included: [T, B] bool.
         rho_bar: Clip of pi / mu in the temporal differences; it may be inf.
         c_bar: Clip of pi / mu in the trace; it may be inf.
-        pg_rho_bar: Clip of pi / mu in the policy gradient; it may be inf.
         trace_lambda: Factor of the trace.
+        pg_rho_bar: Clip of pi / mu in `advantages` alone; it may be inf.
 
     Raises:
         ValueError: Shapes or dtypes differ.

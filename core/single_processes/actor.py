@@ -137,8 +137,9 @@ class EnvSplit:
 
     def send_actions(self) -> None:
         timestep = self._timestep
-        state = restart(self._state, timestep.first, self._initial_state)
-        output = self._agent.act(timestep, state, self.exploration)
+        with torch.inference_mode():
+            state = restart(self._state, timestep.first, self._initial_state)
+            output = self._agent.act(timestep, state, self.exploration)
         self._sent = _stored_copy(timestep, bool(self._env.spec.frame_stack)), output, state
         self._mark_phase("forward")
         self._env.send(output.action)

@@ -296,9 +296,11 @@ class QLearning(ActionValueAgent):
         total, grad_norm, applied = self._optimizer.minimise(
             len(batch.weights), lambda part: self.loss(slice_batch(batch, part))
         )
-        with self._target_lock:
-            if self._update_target(self.target, self.model, self._optimizer.steps_begun, applied) is True:
-                self._target_version += 1
+        update = self._optimizer.steps_begun
+        if self._update_target.may_move(update, applied):
+            with self._target_lock:  # which may wait for a whole `precompute`
+                if self._update_target(self.target, self.model, update, applied) is True:
+                    self._target_version += 1
         self.model.update_normalization(batch.window.observations[:-1].flatten(0, 1), applied)
         statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": self._optimizer.last_lr, **total.statistics}
         return make_learner_output(statistics, total.priorities, applied)

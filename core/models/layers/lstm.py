@@ -25,14 +25,12 @@ class LSTMCore(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(num_features, units)
         keep_float32(self.lstm)
-        _, _, input_bias, recurrent_bias = self.lstm.all_weights[0]
-        nn.init.zeros_(recurrent_bias)
-        nn.init.zeros_(input_bias).data[units : 2 * units] = 1.0  # gates: input, forget, cell, output
+        nn.init.zeros_(self.lstm.bias_hh_l0)
+        nn.init.zeros_(self.lstm.bias_ih_l0).data[units : 2 * units] = 1.0  # gates: input, forget, cell, output
 
     def initial_state(self, batch_size: int) -> State:
         """Return zeros for h and c."""
-        weight = self.lstm.all_weights[0][1]  # [4 H, H]
-        h = weight.new_zeros(batch_size, self.lstm.hidden_size)
+        h = self.lstm.weight_hh_l0.new_zeros(batch_size, self.lstm.hidden_size)
         return h, torch.zeros_like(h)
 
     def forward(self, features: Tensor, firsts: Tensor, state: State) -> tuple[Tensor, State]:
@@ -59,12 +57,12 @@ class LSTMCore(nn.Module):
 
     def _project(self, features: Tensor) -> Tensor:
         """Project features [..., F] to their share of the gates [..., 4 H]."""
-        weight, _, input_bias, recurrent_bias = self.lstm.all_weights[0]
-        return F.linear(features.to(weight.dtype), weight, input_bias + recurrent_bias)
+        weight = self.lstm.weight_ih_l0
+        return F.linear(features.to(weight.dtype), weight, self.lstm.bias_ih_l0 + self.lstm.bias_hh_l0)
 
     def _step(self, gates: Tensor, state: State) -> State:
         h, c = state
-        gates = torch.addmm(gates, h, self.lstm.all_weights[0][1].t())
+        gates = torch.addmm(gates, h, self.lstm.weight_hh_l0.t())
         input_gate, forget_gate, cell, output_gate = gates.chunk(4, 1)  # each [B, H]
         c = forget_gate.sigmoid() * c + input_gate.sigmoid() * cell.tanh()
         return output_gate.sigmoid() * c.tanh(), c

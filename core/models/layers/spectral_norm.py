@@ -14,9 +14,9 @@ FIRST_ITERATIONS = 15  # of the power method when a layer is made
 class SpectralConv2d(nn.Conv2d):
     """A convolution whose weight, as a matrix [outputs, inputs * kernel], is divided by its largest singular value.
 
-    - The singular value is estimated by the power method (algorithm 1): one iteration at each forward in training. Its
-      vector `u` is a buffer, so that it is saved and published with the weights, and copied to a target network.
-    - Evaluations and frozen weights have no iteration. The forward passes of a target network, whose number differs
+    - The singular value is estimated by the power method (algorithm 1): one iteration at each forward with gradients.
+      Its vector `u` is a buffer, so that it is saved and published with the weights, and copied to a target network.
+    - Actors, evaluations and frozen weights have no iteration. The forward passes of a target network, whose number differs
       between learners because they are computed ahead, therefore change nothing.
     - It computes in float32 in every precision. The estimate depends on the weight in the gradient.
     """
@@ -32,7 +32,7 @@ class SpectralConv2d(nn.Conv2d):
     def normalized_weight(self) -> Tensor:
         """Return the weight that is applied."""
         matrix = self.weight.flatten(1)
-        if self.training and self.weight.requires_grad:
+        if self.training and self.weight.requires_grad and torch.is_grad_enabled():
             self._iterate(matrix.detach())
         with torch.no_grad():
             right = F.normalize(self.u @ matrix, dim=0)

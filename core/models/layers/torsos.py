@@ -40,7 +40,7 @@ def scaled_image(observation: Tensor, spec: EnvSpec, dtype: torch.dtype = torch.
     if len(spec.picture_shape) == 3:  # colour or planes: channels stand last
         observation = observation.movedim(-1, -3)
     image = observation.reshape(observation.shape[0], *image_shape(spec))  # len() would be a constant in an export
-    return _channels_last(image).to(dtype).mul_(1.0 / spec.max_value)
+    return _channels_last(image).to(dtype, copy=True).mul_(1.0 / spec.max_value)
 
 
 def _channels_last(image: Tensor) -> Tensor:

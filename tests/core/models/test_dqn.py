@@ -94,6 +94,13 @@ def test_images_are_the_same_from_any_layout_of_the_bytes(shape, stack, dtype):
     assert image.dtype == dtype and image.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_scaling_leaves_the_pictures_of_an_environment_as_they_are():
+    """One plane of floats has the same memory in every layout."""
+    spec = EnvSpec("floats", ArraySpec((7, 6), "float32"), 0, Discrete(2), is_image=True, max_value=255.0)
+    observation = torch.full((2, 7, 6), 255.0)
+    assert torch.equal(scaled_image(observation, spec), torch.ones(2, 1, 7, 6)) and observation.eq(255).all()
+
+
 def test_a_dueling_network_centres_its_advantages():
     model = DQNCNN(DQNCNN.Params(dueling=True), pixels((84, 84), 4))
     observation = torch.randint(0, 256, (3, 4, 84, 84), dtype=torch.uint8)

@@ -57,6 +57,7 @@ class Arithmetic:
         return (torch.zeros(batch_size, 1),)
 
     def act(self, timestep, state, exploration):
+        assert torch.is_inference_mode_enabled()
         self.tape.append(f"act {int(timestep.observation[0, 0])}")
         action = ((timestep.observation.sum(1) * 7 + exploration.number) % 9).astype(np.int64)
         return ActorOutput(action, {"asked": state[0].numpy()[:, 0]}, (state[0] + 1,))

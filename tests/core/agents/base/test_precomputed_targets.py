@@ -116,6 +116,20 @@ def test_a_state_that_is_saved_while_a_target_computes_is_not_rounded():
         ready.result()
 
 
+def test_an_update_that_leaves_the_target_does_not_wait_for_what_is_precomputed():
+    agent = make_agent("dqn", "float32", target_update_period=2)
+    batch = make_batch(agent, 0)
+    batch = batch._replace(precomputed=agent.precompute(batch))
+    with ThreadPoolExecutor(1) as thread, agent._target_lock:  # as the sampling thread holds it
+        thread.submit(agent.learn, batch).result(10)
+        second = thread.submit(agent.learn, batch)
+        sleep(0.2)
+        assert not second.done()  # it moves the target
+        agent._target_lock.release()
+        second.result(10)
+        agent._target_lock.acquire()
+
+
 def test_a_changed_output_changes_the_update():
     """Otherwise the tests above would pass for an agent that ignores what was precomputed."""
     plain, ahead = (make_agent("dqn", "float32") for _ in range(2))

@@ -41,6 +41,15 @@ def test_evaluation_changes_no_estimate():
     assert not torch.equal(layer.u, before)
 
 
+def test_acting_changes_no_estimate():
+    """Exploring actors of noisy networks are in training mode."""
+    layer = make()
+    before = layer.u.clone()
+    with torch.inference_mode():
+        layer(torch.randn(1, 5, 6, 6))
+    assert torch.equal(layer.u, before)
+
+
 def test_a_target_network_changes_no_estimate_and_takes_a_shorter_one():
     layer = make().requires_grad_(False)
     before, weight = layer.u.clone(), layer.normalized_weight()
