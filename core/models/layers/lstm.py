@@ -8,6 +8,15 @@ from core.model import keep_float32
 from core.types import State
 
 
+class OneLayerLSTM(nn.LSTM):
+    """Declare the parameters that nn.LSTM makes, because its lists of them are made anew at each reading."""
+
+    weight_ih_l0: Tensor  # [4 H, F]
+    weight_hh_l0: Tensor  # [4 H, H]
+    bias_ih_l0: Tensor  # [4 H]
+    bias_hh_l0: Tensor  # [4 H]
+
+
 class LSTMCore(nn.Module):
     """Features [T, B, F] to outputs [T, B, H], with state (h, c), each [B, H]. The weights are those of nn.LSTM(F, H).
 
@@ -23,7 +32,7 @@ class LSTMCore(nn.Module):
 
     def __init__(self, num_features: int, units: int):
         super().__init__()
-        self.lstm = nn.LSTM(num_features, units)
+        self.lstm = OneLayerLSTM(num_features, units)
         keep_float32(self.lstm)
         nn.init.zeros_(self.lstm.bias_hh_l0)
         nn.init.zeros_(self.lstm.bias_ih_l0).data[units : 2 * units] = 1.0  # gates: input, forget, cell, output

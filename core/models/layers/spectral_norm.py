@@ -16,8 +16,8 @@ class SpectralConv2d(nn.Conv2d):
 
     - The singular value is estimated by the power method (algorithm 1): one iteration at each forward with gradients.
       Its vector `u` is a buffer, so that it is saved and published with the weights, and copied to a target network.
-    - Actors, evaluations and frozen weights have no iteration. The forward passes of a target network, whose number differs
-      between learners because they are computed ahead, therefore change nothing.
+    - Actors, evaluations and frozen weights have no iteration. The forward passes of a target network, whose number
+      differs between learners because they are computed ahead, therefore change nothing.
     - It computes in float32 in every precision. The estimate depends on the weight in the gradient.
     """
 
