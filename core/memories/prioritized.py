@@ -204,7 +204,7 @@ class PrioritizedMemory(Memory):
 
     @cached_property
     def _leaves(self) -> PrioritizedLeaves[SumTree]:
-        """Return the leaves, made on first use: they are not sent to every process, and what Ray sends is read-only."""
+        """Return the leaves, made on first use, because they are not sent to every process."""
         tree = SumTree(math.prod(self._starts.shape))
         return PrioritizedLeaves(self._starts, tree, PriorityRule(self.params, np.ones(())))
 

@@ -19,6 +19,7 @@ import pytest
 
 from tests.reliability.cluster import ENVIRONMENT, Nodes
 from tests.reliability.program import PROJECT, Program
+from tests.reliability.test_inline import RUNS
 
 pytest.importorskip("ray")
 CARTPOLE = shlex.split(
@@ -75,6 +76,15 @@ def test_f37_f38_a_local_ray_run_is_private_and_ends_clean(tmp_path, monkeypatch
     with Program(tmp_path, "--config", "dqn-cartpole", "--engine", "ray", *tested) as program:
         assert program.until_ended(60) == 0 and "all returns: " in program.output, program.output
     shutil.rmtree(temporary)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", ["impala with replay", "impact"])
+def test_replayed_unrolls_train_on_the_ray_engine(tmp_path, name):
+    """Memories write to numpy arrays, and those that Ray pickles are read-only."""
+    with Program(tmp_path, *RUNS[name], "--engine", "ray", "--updates", "100") as program:
+        assert program.until_ended(100) == 0, program.output
 
 
 @pytest.mark.cluster
@@ -258,7 +268,9 @@ def test_f38_counts_are_exact_after_losing_an_actor_and_a_node(tmp_path, authent
 
 @pytest.mark.cluster
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("row", ["rainbow-cartpole", "r2d2-cartpole", "impala-cartpole", "dqn-pong-small"])
+@pytest.mark.parametrize(
+    "row", ["rainbow-cartpole", "r2d2-cartpole", "impala-cartpole", "dqn-pong-small", "impact-cartpole"]
+)
 def test_every_kind_of_memory_receives_steps_of_another_node(tmp_path, authenticated, row):
     codec = ("--replay.frame_compression", "lz4", "--memory.capacity", "20000") if row == "dqn-pong-small" else ()
     with Nodes(2, 1) as cluster:
@@ -270,7 +282,7 @@ def test_every_kind_of_memory_receives_steps_of_another_node(tmp_path, authentic
             "--ray.address",
             cluster.address,
             *shlex.split("--updates 20 --steps 1000000 --logger.period 0.1"),
-            *(() if row.startswith("impala") else ("--rate_limiter.min_replay_size", "500")),
+            *(() if row.startswith("imp") else ("--rate_limiter.min_replay_size", "500")),
             *codec,
         ) as program:
             assert program.until_ended(250) == 0, program.output

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from core.common.console import log_to_stderr
@@ -104,7 +105,7 @@ class RayLauncher(Launcher):
         Trajectory servers are started if actors may be on other nodes.
         """
         context, memories = self._context, self._context.memories
-        home = Host(self._cluster.home, os.getpid(), [ray.put(context)], None)
+        home = Host(self._cluster.home, os.getpid(), [ray.put(cloudpickle.dumps(context))], None)
         info = None
         if not self._cluster.is_local and memories:
             info = RemoteRunInfo(

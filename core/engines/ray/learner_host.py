@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
+from ray import cloudpickle
 
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
@@ -89,7 +90,7 @@ class LearnerHost(TrajectoryServer):
         super().__init__(context)
         self._mirror = Mirror(context, self._learner)
         self._mirror.restore(self._plan.run)
-        return Host(ray.get_runtime_context().get_node_id(), os.getpid(), [ray.put(context)], None)
+        return Host(ray.get_runtime_context().get_node_id(), os.getpid(), [ray.put(cloudpickle.dumps(context))], None)
 
     def _make_context(self) -> Context:
         plan, info = self._plan, self._plan.run_info

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import pickle
 import select
 import signal
 import threading
@@ -28,7 +29,9 @@ class Host(NamedTuple):
 
     node: str  # its id
     pid: int
-    context: list[Any]  # an ObjectRef, in a list so that only workers on this node fetch it, who alone can open it
+    # An ObjectRef of the pickled context, in a list so that only workers on this node fetch it, who alone can open it.
+    # It is pickled here, because arrays that Ray pickles are read-only, and memories write to theirs.
+    context: list[Any]
     server: Any  # handle of the `TrajectoryServer` there; None if no node can join
 
 
@@ -66,7 +69,7 @@ class Worker:
                 # A predecessor on another node may have chunks at the server. It must store no more of them: a ring
                 # has one writer.
                 ray.get(host.server.register.remote(self._index))
-            shared: Context = ray.get(host.context[0])
+            shared: Context = pickle.loads(ray.get(host.context[0]))
             drive(process, shared, self._role, self._index)
             return
         check_code(run_info.code, self.pid_and_address()[1])
