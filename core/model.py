@@ -88,12 +88,13 @@ class Model(nn.Module, ABC):
             The output and the recurrent state after the step.
         """
 
-    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor) -> None:
+    def update_normalization(self, observation: Tensor) -> None:
         """Update the statistics by which a model normalises; the default has none. The project's agents call this.
+
+        The statistics are buffers of the model, which the learner puts back if the update is skipped.
 
         Args:
             observation: [B, *observation_shape] stored observations that were learnt from.
-            apply_if: If False, the statistics stay as they are. They are buffers of the model.
         """
 
     def unroll(self, observations: Any, firsts: Tensor, state: State) -> tuple[Any, State]:

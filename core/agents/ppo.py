@@ -26,7 +26,7 @@ from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentPara
 from core.agents.base.rollout_epochs import RolloutAgent, RolloutAgentParams, RolloutEpochs, normalized_weights
 from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
-from core.distributed.learner_group import all_reduce_and, all_reduce_mean, all_reduce_sum
+from core.distributed.learner_group import all_reduce_mean, all_reduce_sum
 from core.learning.gradients import Loss
 from core.learning.optimizer import OptimizerName
 from core.model import Model
@@ -149,7 +149,7 @@ class PPO(RolloutAgent, ActorCriticAgent):
             apply_if=torch.isfinite(samples.targets.sum() + samples.advantages.sum()),  # sums spread NaN
             continue_if=self._is_near if self.params.target_kl else None,
         )
-        self.model.update_normalization(window.observations[:-1].flatten(0, 1), applied)
+        self.model.update_normalization(window.observations[:-1].flatten(0, 1))
         return make_learner_output({**statistics, **learnt}, None, applied)
 
     def _is_near(self, statistics: Mapping[str, Tensor]) -> Tensor:
@@ -163,7 +163,7 @@ class PPO(RolloutAgent, ActorCriticAgent):
         fields that its `loss` reads to `extras`.
         """
         params, valid = self.params, ~window.lasts[:-1]  # [T, B]: steps where an action was taken
-        rewards, discounts = self._rewards(window, valid), params.gamma * window.discounts[:-1]
+        rewards, discounts = self._rewards(window), params.gamma * window.discounts[:-1]
         actions, values = self.taken_actions(window), window.extras["value"][:-1]
         log_probs = self.policy.log_probs(window.extras["logits"][:-1], actions)
         if on_policy:
@@ -201,13 +201,12 @@ class PPO(RolloutAgent, ActorCriticAgent):
         value: Tensor = output.value
         return value[None]
 
-    def _rewards(self, window: Window, valid: Tensor) -> Tensor:
+    def _rewards(self, window: Window) -> Tensor:
         """Return the rewards [T, B], normalised if asked; those of steps without an action mean nothing."""
         rewards = window.rewards[:-1]
         if self._returns is None:
             return rewards
-        returns, finite = window.extras["discounted_return"][:-1], torch.isfinite(torch.where(valid, rewards, 0.0))
-        self._returns.update(returns.reshape(-1, 1), all_reduce_and(finite.all()))
+        self._returns.update(window.extras["discounted_return"][:-1].reshape(-1, 1))
         return (rewards * (self._returns.variance + 1e-8).rsqrt()).clamp(-MAX_REWARD, MAX_REWARD)
 
     def _weighted(self, minibatch: Samples) -> Samples:

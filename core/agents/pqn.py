@@ -102,7 +102,7 @@ class PQN(RolloutAgent, ActionValueAgent):
             lambda minibatch: partial(self._loss, self._weighted(minibatch)),
             apply_if=torch.isfinite(samples.targets.sum()),  # sums spread NaN
         )
-        self.model.update_normalization(window.observations[:-1].flatten(0, 1), applied)
+        self.model.update_normalization(window.observations[:-1].flatten(0, 1))
         return make_learner_output(statistics, None, applied)
 
     @torch.no_grad()

@@ -184,9 +184,9 @@ class MLPAC(ActorCritic):
         vectors = super().preprocess(observation)
         return self.normalization(vectors.flatten(1)) if self.normalization else vectors
 
-    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor) -> None:
+    def update_normalization(self, observation: Tensor) -> None:
         if self.normalization:
-            self.normalization.update(observation, apply_if)
+            self.normalization.update(observation)
 
 
 def _tanh_torso(size: int, hidden: int) -> nn.Sequential:

@@ -91,9 +91,9 @@ class MLPNetwork(ControlNetwork):
         vectors = observation.float().flatten(1)
         return self.normalization(vectors) if self.normalization else vectors
 
-    def update_normalization(self, observation: Tensor, apply_if: bool | Tensor) -> None:
+    def update_normalization(self, observation: Tensor) -> None:
         if self.normalization:
-            self.normalization.update(observation, apply_if)
+            self.normalization.update(observation)
 
 
 class CNNNetwork(ControlNetwork):

@@ -301,7 +301,7 @@ class QLearning(ActionValueAgent):
             with self._target_lock:  # which may wait for a whole `precompute`
                 if self._update_target(self.target, self.model, update, applied) is True:
                     self._target_version += 1
-        self.model.update_normalization(batch.window.observations[:-1].flatten(0, 1), applied)
+        self.model.update_normalization(batch.window.observations[:-1].flatten(0, 1))
         statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": self._optimizer.last_lr, **total.statistics}
         return make_learner_output(statistics, total.priorities, applied)
 

@@ -223,7 +223,7 @@ class SumLossAgent(ActorCriticAgent):
         total, grad_norm, applied = self._optimizer.minimise(
             len(batch.weights), lambda part: self.loss(slice_batch(batch, part))
         )
-        self.model.update_normalization(batch.window.observations[:-1].flatten(0, 1), applied)
+        self.model.update_normalization(batch.window.observations[:-1].flatten(0, 1))
         sums = total.statistics
         statistics = {"loss": total.loss, "policy_loss": sums["policy_loss"], "baseline_loss": sums["baseline_loss"]}
         statistics["entropy"] = sums["entropy"] / sums["steps"].clamp(min=1)

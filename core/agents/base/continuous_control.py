@@ -202,7 +202,7 @@ class ContinuousControl(Agent):
             policy_statistics, applied = self.update_policy(transitions, applied)
             statistics |= policy_statistics
             self._update_target(self.target_vectors.tensors, self.online_vectors.tensors, update, applied)
-        self.model.update_normalization(batch.window.observations[0], applied)
+        self.model.update_normalization(batch.window.observations[0])
         return make_learner_output(statistics, total.priorities, applied)
 
     def prepare_updates(self, count: int) -> None:

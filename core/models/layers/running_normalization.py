@@ -34,20 +34,15 @@ class RunningNormalization(nn.Module):
         self.register_buffer("count", torch.zeros(()))
 
     @torch.no_grad()
-    def update(self, vectors: Tensor, apply_if: bool | Tensor = True) -> None:
-        """Count vectors [B, F], or observations [B, ...] of F numbers, and those of the other learners.
-
-        If `apply_if` is False, nothing changes. It is a tensor where Python may not read it.
-        """
+    def update(self, vectors: Tensor) -> None:
+        """Count vectors [B, F], or observations [B, ...] of F numbers, and those of the other learners."""
         vectors = vectors.to(self.mean.device).float().flatten(1)
         variance, mean = torch.var_mean(self._clip_outliers(vectors), 0, correction=0)
         group_mean = all_reduce_mean(mean)
         mean, variance = group_mean, all_reduce_mean(variance + (mean - group_mean).square())
-        number = len(vectors) * num_learners() * apply_if
+        number = len(vectors) * num_learners()
         total = self.count + number
-        share = number / total.clamp(min=1)
-        # A skipped batch may hold NaN, which a share of 0 would not keep away.
-        mean, variance = torch.where(share > 0, mean, self.mean), torch.where(share > 0, variance, self.variance)
+        share = number / total
         difference = mean - self.mean
         self.mean += share * difference
         self.variance.mul_(1 - share).add_(share * variance + share * (1 - share) * difference.square())

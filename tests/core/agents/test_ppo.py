@@ -353,24 +353,9 @@ def test_rewards_are_divided_by_the_deviation_of_returns():
     rewards = torch.full(window.rewards.shape, 7.0)
     rewards[0, 0] = 1e9
     window = window._replace(rewards=rewards, extras={"discounted_return": returns})
-    found = agent._rewards(window, ~window.lasts[:-1])
+    found = agent._rewards(window)
     assert found[0, 0] == MAX_REWARD
     assert float(found[1, 1]) == pytest.approx(7 / float(returns[:-1].std(correction=0)), rel=1e-5)
-
-
-@pytest.mark.parametrize("is_last", [False, True])
-def test_a_nan_reward_leaves_the_statistics_unless_no_action_earned_it(is_last):
-    batch = random_unrolls(1, length=4, streams=2)[0]
-    agent = control_agent(normalize_rewards=True)
-    agent.init_learner()
-    rewards, lasts = torch.ones_like(batch.window.rewards), torch.zeros_like(batch.window.lasts)
-    rewards[1, 0], lasts[1, 0] = torch.nan, is_last
-    returns = torch.arange(10.0).view(5, 2)
-    window = batch.window._replace(rewards=rewards, lasts=lasts, extras={"discounted_return": returns})
-    agent._rewards(window, ~lasts[:-1])
-    counted = [8.0, np.arange(8).mean(), np.arange(8).var()] if is_last else [0.0, 0.0, 1.0]
-    found = [float(buffer) for buffer in (agent._returns.count, agent._returns.mean, agent._returns.variance)]
-    assert found == pytest.approx(counted)
 
 
 def test_continuous_actions_are_stretched_clipped_and_stored_as_drawn():

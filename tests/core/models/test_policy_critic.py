@@ -117,7 +117,7 @@ def test_networks_normalize_on_request_and_copy_the_statistics():
     )
     observation = torch.randn(64, 4, 2) * 9 + 50
     for model in (plain, normalising):
-        model.update_normalization(observation, True)
+        model.update_normalization(observation)
     assert torch.equal(plain.preprocess(observation), observation.flatten(1))
     assert float(normalising.preprocess(observation).abs().max()) < 5
     other.load_state_dict(normalising.state_dict())
