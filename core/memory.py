@@ -42,7 +42,7 @@ def batch_of(state: dict[str, Any]) -> Batch:
     stored = Window._make([*state["window"], state["extras"], tuple(state["states"])])
     window, weights, fresh = tree_map(Tensor.clone, (stored, state["weights"], state["fresh"]))
     keys = SampleIds(*(column.numpy().copy() for column in state["keys"]))
-    return Batch(window, keys, weights, fresh, state.get("on_policy", False))
+    return Batch(window, keys, weights, fresh, state["on_policy"])
 
 
 class Memory(ABC):

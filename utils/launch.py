@@ -176,11 +176,11 @@ def _continue(options: Options, counters: RunCounters) -> Path:
     Raises:
         CheckpointError: there is no checkpoint, or none of a run.
     """
-    state, newest = run_checkpoint.load(options.checkpoint_folder)
+    state, newest = run_checkpoint.load(options.checkpoint_folder, PARTS)
     if missing := [name for name in PARTS if name not in state]:
         raise CheckpointError(f"checkpoint {newest} has no {' and no '.join(missing)}: it is not of a run")
     try:
-        counters.load_state_dict(state["clock"], with_replay="memory" in state)
+        counters.load_state_dict(state["clock"], with_replay=(newest / "memory.pt").exists())
         RateLimiter(options.rate_limiter, counters).load_state_dict(state["clock"])
     except Exception as error:  # the file is intact, but its content is not what a run wrote
         raise CheckpointError(

@@ -56,7 +56,7 @@ class LearnerGroup(ABC):
 
     @abstractmethod
     def gather(self, values: Sequence[int]) -> Generator[bool, None, list[list[int]]]:
-        """Exchange values of 64 bits with sign, the same positive number by each learner.
+        """Exchange values of 64 bits with sign, at least one and as many as every other learner.
 
         Yields:
             False while it waits for the others.

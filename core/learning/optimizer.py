@@ -348,9 +348,8 @@ class Optimizer:
         self._optimizer.load_state_dict(state["optimizer"])
         for group in self._optimizer.param_groups:
             group.update(self._optimizer.defaults)
-        steps_per_update = self._steps_per_update / self._period
-        stored = state.get("steps_per_update", steps_per_update)  # older checkpoints do not tell it
-        self._steps = self.steps_begun = round(state["updates"] * steps_per_update / stored)
+        ratio = self._steps_per_update / self._period / state["steps_per_update"]
+        self._steps = self.steps_begun = round(state["updates"] * ratio)
 
 
 def _norm_of(gradients: list[Tensor]) -> Tensor:

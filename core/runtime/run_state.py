@@ -1,7 +1,7 @@
 """Hold the state of a run in shared memory: counts, the pace of learning, and signals between processes.
 
-Every value has one writer and a cache line of its own, so no process takes a lock. A checkpoint keeps the counts, and
-none of the signals.
+Every counter has one writer and a cache line of its own, so no process takes a lock. A process and its supervisor
+share the row of the process. A checkpoint keeps the counts, and none of the signals.
 """
 
 import time

@@ -84,7 +84,7 @@ def _play(context: Context, index: int, generator: np.random.Generator, seed: in
             if agent_steps >= max_steps:
                 yield False  # until the engine stops the run
                 continue
-            may_insert = rate_limiter.can_insert() or writer.short
+            may_insert = rate_limiter.can_insert() or writer.lacks_windows
             if not (may_insert and (writer.has_room() or rate_limiter.is_warming_up)):
                 yield False
                 continue

@@ -197,7 +197,7 @@ class _Learner:
         A full disk is reported and counted; training continues.
         """
         context, index = self.context, group.index
-        own_parts = _unless_the_disk_is_full(partial(self.write_parts, index))
+        own_parts = _unless_it_cannot_be_written(partial(self.write_parts, index))
         rows = yield from group.gather([own_parts is not None, *context.counters.totals()[index].values()])
         if context.publishes(index):
             context.parameters.publish(self.agent.model)
@@ -205,7 +205,7 @@ class _Learner:
             return
         checkpoint = None
         if own_parts is not None and all(row[0] for row in rows):
-            checkpoint = _unless_the_disk_is_full(partial(self.write_checkpoint, own_parts, rows))
+            checkpoint = _unless_it_cannot_be_written(partial(self.write_checkpoint, own_parts, rows))
         context.run_state.record_write(context.process_ind("learner", index), checkpoint is not None)
         if checkpoint is None:
             self.checkpoint_errors += 1
@@ -443,7 +443,7 @@ def _files_of(index: int) -> tuple[str, str]:
     return f"learner{suffix}", f"memory{suffix}"
 
 
-def _unless_the_disk_is_full(write: Callable[[], Result]) -> Result | None:
+def _unless_it_cannot_be_written(write: Callable[[], Result]) -> Result | None:
     """Return what `write` returns. If a part of a checkpoint cannot be written, log it and return None."""
     try:
         return write()

@@ -55,7 +55,8 @@ class _RunLog:
         self._progress, self._shares = Progress(options, QuietConsole(context.terminal)), Shares()
         self._ends_period = Schedule(self._params.period, self._params.steps, step)
         self._shows_progress = Schedule(self._params.period, 0, step)
-        self._records, self._dropped = list[Record](), 0  # of the period, without evaluations
+        self._records = list[Record]()  # of the period, without evaluations
+        self._dropped = 0  # records since the start that came too late
         self._rates, self._counts, self._counted_at = dict[str, float](), self._count(), time.monotonic()
         self._has_ended = False
         if self._files.continues:

@@ -60,7 +60,7 @@ class ChunkWriter:
         return not self._filled
 
     @property
-    def short(self) -> bool:
+    def lacks_windows(self) -> bool:
         """Return True until at least two full windows have been published."""
         return bool(self._counter[0] < self._window.length + 2)
 
