@@ -2,7 +2,7 @@
 
 A batch that was used K times is replaced by a fresh one. While no fresh one is ready, the other batches stay in use.
 Deviations: if all N batches are used up and none is ready, sampling waits. With on_full=keep_latest actors may
-overwrite a batch; the remaining unrolls are then used once more.
+overwrite a batch; the remaining unrolls are then used once more, beside some of the next batch, which counts as a use.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ class CircularStrategy(QueueStrategy):
         self._gathered: SampleIds = EMPTY_IDS  # of the next fresh batch
         self._batches: list[SampleIds | None] = [None] * params.num_batches
         self._remaining_uses = np.zeros(params.num_batches, np.int64)
-        self._next = 0
+        self._next, self._size = 0, 0  # slot of the next draw; unrolls of a whole batch
 
     @classmethod
     def ring_unrolls(cls, params: Any, batch_size: int, num_actors: int) -> int:
@@ -59,20 +59,21 @@ class CircularStrategy(QueueStrategy):
 
     def draw(self, count: int) -> DrawnUnrolls | None:
         """Return a whole batch, or part of one to replace unrolls that were overwritten."""
+        self._size = max(self._size, count)
         for _ in range(self.params.num_batches):
             number, self._next = self._next, (self._next + 1) % self.params.num_batches
-            fresh = not self._remaining_uses[number] and self._refill(number, count)
+            fresh = not self._remaining_uses[number] and self._refill(number)
             if self._remaining_uses[number]:
                 return self._use(number, count, fresh)
         return None
 
-    def _refill(self, number: int, count: int) -> bool:
+    def _refill(self, number: int) -> bool:
         """Replace a batch by a fresh one; return False if the queue does not have enough unrolls."""
-        missing = count - len(self._gathered.env_ids)
+        missing = self._size - len(self._gathered.env_ids)
         drawn = super().draw(missing) if missing > 0 else None
         if drawn is not None:
             self._gathered = SampleIds(*(np.concatenate(pair) for pair in zip(self._gathered, drawn.keys)))
-        if len(self._gathered.env_ids) < count:
+        if len(self._gathered.env_ids) < self._size:
             return False
         self._batches[number], self._gathered = self._gathered, EMPTY_IDS
         self._remaining_uses[number] = self.params.max_reuse

@@ -154,6 +154,8 @@ def test_keep_latest_counts_steps_lost_before_their_first_use(monkeypatch):
         *part(actor, 1)[:3],
     ]
     assert memory.statistics()["queue_dropped"] == 3
+    actor.write(2)
+    assert [sampled(memory) for _ in range(2)] == [(part(actor, 2), True), (part(actor, 1), False)]  # the whole batch
 
 
 def test_keep_latest_reuses_the_rest_of_an_overwritten_batch(monkeypatch):
