@@ -1,4 +1,6 @@
-"""Name configs that need an extra besides those of `make test`, and one config of each class."""
+"""Name configs that need an extra besides those of `make test`, and configs that differ from each other."""
+
+from typing import Any
 
 import pytest
 
@@ -11,17 +13,22 @@ NEEDS = {
     "ppo-minigrid-doorkey": "minigrid",
     "sac-point-maze": "gymnasium_robotics",
 }
-CLASSES = ("agent_type", "env_type", "memory_type", "model_type")
-# One config of each class.
-KINDS = list(dict.fromkeys({(name, row[name]): row["name"] for row in reversed(CONFIGS) for name in CLASSES}.values()))
-# One config of each agent and memory, without Atari where possible, and one of each set of settings, whatever the game.
+# One config of each agent and memory, without Atari where possible, and one of each set of settings, whatever the game
+# and the numbers.
 PAIRS = list(
     {
         (row["agent_type"], row["memory_type"]): row["name"]
         for row in [*CONFIGS, *(row for row in reversed(CONFIGS) if row["env_type"] != "atari")]
     }.values()
 )
-SETTINGS = list({str({**row, "name": "", "game": ""}): row["name"] for row in reversed(CONFIGS)}.values())
+
+
+def _settings(row: dict[str, Any]) -> str:
+    numbers = {name for name, value in row.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    return str({name: value for name, value in row.items() if name not in {"name", "game", *numbers}})
+
+
+SETTINGS = list({_settings(row): row["name"] for row in reversed(CONFIGS)}.values())
 
 
 def skip_unless_installed(name: str) -> None:

@@ -393,8 +393,9 @@ def test_f05_impossible_combinations_name_options_and_a_remedy(words, parts, ref
     assert all(part in told for part in parts)
 
 
-@pytest.mark.parametrize(("n_step", "chunk_length"), [(1, 1), (3, 2), (3, 8)])
-@pytest.mark.parametrize("device", ["cpu", "learner"])
+@pytest.mark.parametrize(
+    ("n_step", "chunk_length", "device"), [(1, 1, "cpu"), (3, 2, "cpu"), (3, 8, "cpu"), (3, 2, "learner")]
+)
 def test_the_smallest_accepted_capacity_can_be_trained_with(refuse, root, n_step, chunk_length, device):
     words = (
         *CARTPOLE,

@@ -96,7 +96,7 @@ LEAVES = "the environment called sys.exit(0)"
         ),
     ],
 )
-def test_f46_an_environment_that_calls_exit_is_reported(start_here, tmp_path, kind, message):
+def test_f46_an_environment_that_would_end_the_process_is_reported(start_here, tmp_path, kind, message):
     program = start_here(tmp_path, *FAULTY, *INLINE, environment=faults({"kind": kind, "at": 50}))
     assert program.returncode == 4, program.stderr
     assert message in program.stderr and "in step of environment 0, at its step 50" in program.stderr

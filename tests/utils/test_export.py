@@ -40,7 +40,8 @@ COMBINED = (
     "r2d2-cnn",
     "r2d2-small",
 )
-COMBINED += ("minatar-ac", "ddpg-cnn", "d4pg-cnn", "td3-cnn")
+COMBINED += ("dqn-mlp", "rainbow-mlp", "iqn-mlp", "minatar-ac", "nature-ac", "small-ac")
+COMBINED += ("ddpg-cnn", "d4pg-cnn", "d4pg-mlp", "td3-cnn", "td3-mlp", "sac-cnn")
 
 
 def spec_of(name: str, continuous: bool = False, vector: int = 0) -> EnvSpec:

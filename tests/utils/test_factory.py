@@ -7,23 +7,7 @@ import pytest
 
 from core.agent import Agent
 from utils import factory
-from utils.factory import (
-    AgentsDict,
-    EnginesDict,
-    EnvsDict,
-    Factory,
-    MemoriesDict,
-    ModelsDict,
-    ProcessesDict,
-    UnknownNameError,
-)
-
-ALL = [EnvsDict, MemoriesDict, ModelsDict, AgentsDict, ProcessesDict, EnginesDict]
-
-
-@pytest.mark.parametrize(("names", "name"), [(names, name) for names in ALL for name in names])
-def test_every_registered_name_resolves(names, name):
-    assert callable(names[name])
+from utils.factory import AgentsDict, EnginesDict, EnvsDict, Factory, MemoriesDict, ModelsDict, UnknownNameError
 
 
 def test_classes_are_imported_on_use_only():

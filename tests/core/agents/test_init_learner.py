@@ -14,8 +14,9 @@ from tests.core.learning import test_staged_update
 UNROLLS = {
     name: test_staged_update.AGENTS[name] for name in ("impala", "impact", "impact with LSTM", "ppo with LSTM", "pqn")
 }
+REPLAYING = ("dqn", "rainbow", "iqn", "btr", "r2d2", "ddpg", "d4pg", "td3", "sac")  # one of each class and kind
 MAKERS = {
-    **dict.fromkeys(resident_agents.AGENTS, resident_agents.make_agent),
+    **dict.fromkeys(REPLAYING, resident_agents.make_agent),
     **dict.fromkeys(UNROLLS, test_staged_update.make_agent),
 }
 ENVS = 3

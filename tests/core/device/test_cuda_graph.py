@@ -14,7 +14,7 @@ from core.learning.batch_source import InPlaceBatchSource
 from tests.core.acting import test_graphed_inference
 from tests.core.learning import test_staged_update
 from tests.core.learning.test_graphed_update import graphed
-from tests.core.recordings import Replayed, imitate
+from tests.core.recordings import Recording, Replayed, imitate
 from tests.core.resident_agents import AGENTS, make_agent, make_memory, playing, weights
 from tests.reliability.test_inline import differences
 from tests.selection import slow_except
@@ -107,6 +107,13 @@ def test_no_autograd_graph_survives_its_update(agents, name):
 
 
 # the rules --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("read", [bool, lambda mask: torch.ones(1)[mask]])
+def test_captured_work_may_not_read_a_value(read):
+    mask = torch.ones(1) > 0
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"), Recording([]):
+        read(mask)
+
+
 def test_captured_work_is_repeated_without_python():
     """The imitation must repeat a number of python's; otherwise the tests above would prove nothing."""
     calls, total, generator = [], torch.zeros(3), torch.Generator().manual_seed(1)

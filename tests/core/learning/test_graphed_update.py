@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from core.agent import Agent, LearnerOutput
 from core.agents.dqn import DQN
@@ -16,7 +14,6 @@ from core.device.recorded_work import WARM_UP, CudaGraphCallable, _nothing_freed
 from core.learning.batch_source import InPlaceBatchSource
 from core.learning.updates import DeviceReplayBatches, EagerMetricAccumulator, GraphedUpdate, MetricAccumulator
 from tests.core.devices import DEVICES
-from tests.core.recordings import looks
 from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory, optimizers, weights
 
 CPU = torch.device("cpu")
@@ -128,43 +125,6 @@ def test_a_prepared_non_finite_update_changes_nothing(device, name, first):
 
 
 # what a CUDA graph cannot repeat ----------------------------------------------------------------------------------
-class Watch(TorchDispatchMode):
-    """Record where python reads a value, and every result's shape."""
-
-    def __init__(self):
-        super().__init__()
-        self.looks, self.shapes = [], []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if looks(function, args):
-            self.looks.append(str(function))
-        result = function(*args, **(kwargs or {}))
-        self.shapes.append(
-            (str(function), [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)])
-        )
-        return result
-
-
-@pytest.mark.parametrize("name", AGENTS)
-def test_prepared_updates_read_no_value_and_keep_their_shapes(name):
-    agent = make_agent(name)
-    memory = make_memory(agent)
-    updates = graphed(agent, memory, 16, 2)
-    updates(InPlaceBatchSource(memory).get(timeout=0.0))
-    seen = []
-    for _ in range(2):
-        memory.plan(2), agent.prepare_updates(2)
-        with Watch() as watch:
-            updates._run_updates()
-        assert watch.looks == [] and len(watch.shapes) > 50
-        seen.append(watch.shapes)
-    assert seen[0] == seen[1]
-
-
-def test_the_watch_detects_value_reads():
-    with Watch() as watch:
-        bool(torch.ones(1) > 0), torch.ones(3)[torch.ones(3) > 0]
-    assert len(watch.looks) == 2
 
 
 def test_agents_without_prepared_updates_are_not_captured():

@@ -348,8 +348,13 @@ def test_control_targets_compute_in_bfloat16_with_their_own_weights(kind):
 
 
 # choice ---------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("capabilities", [{}, {"avx512_bf16": False}, {"avx512_bf16": True}, {"amx_bf16": True}])
-@pytest.mark.parametrize("size", [(84, 84), (42, 42), (41, 84), (10, 10, 4), None])
+@pytest.mark.parametrize(
+    ("capabilities", "size"),
+    [
+        *((each, (84, 84)) for each in ({}, {"avx512_bf16": False}, {"avx512_bf16": True}, {"amx_bf16": True})),
+        *(({"amx_bf16": True}, size) for size in ((42, 42), (41, 84), (10, 10, 4), None)),
+    ],
+)
 def test_auto_is_bfloat16_for_images_on_cpus_that_compute_it(capabilities, size, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     frame = ArraySpec(size or (6,), "uint8")

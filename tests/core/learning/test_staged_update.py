@@ -15,7 +15,7 @@ from core.models.actor_critic import MLPAC
 from core.models.dqn import DQNMLP
 from core.types import Batch, SampleIds, Window, tree_leaves
 from tests.core.devices import DEVICES
-from tests.core.learning.test_graphed_update import CPU, Watch
+from tests.core.learning.test_graphed_update import CPU
 from tests.core.resident_agents import CONTINUOUS, DISCRETE
 from tests.reliability.test_inline import RUNS, differences, saved, train
 
@@ -146,22 +146,6 @@ def test_captured_updates_equal_eager_ones(name):
         for capture in (True, False)
     )
     assert_same(found, expected, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", AGENTS)
-def test_staged_updates_read_no_value_and_keep_their_shapes(name):
-    agent = make_agent(name)
-    learn = staged(agent)
-    learn(make_batch(agent, 0))
-    seen = []
-    for seed in (1, 2):
-        learn(make_batch(agent, seed))
-        agent.prepare_updates(1)
-        with Watch() as watch:
-            learn._run_updates()
-        assert watch.looks == []
-        seen.append(watch.shapes)
-    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from core.models.layers.running_normalization import RunningNormalization
 from core.models.policy_critic import D4PGMLPParams, MLPNetwork
 from core.specs import ArraySpec, Continuous, EnvSpec
 from utils.factory import ModelsDict
@@ -58,55 +57,6 @@ def test_a_subclass_says_which_policy_and_how_many_critics_it_has():
 def test_images_that_are_too_small_are_refused():
     with pytest.raises(ValueError, match="too small"):
         make("ddpg", replace(PICTURE, frame=ArraySpec((20, 20, 3), "uint8")))
-
-
-def test_normalization_uses_statistics_of_all_observations():
-    vectors = torch.randn(3, 40, 5, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, 2, 5, 0.1, 3]) + 7
-    normalization = RunningNormalization(5)
-    for batch in (vectors[0], vectors[1, :11], vectors[1, 11:], vectors[2]):
-        normalization.update(batch)
-    seen = vectors.flatten(0, 1).double()
-    assert torch.allclose(normalization.mean.double(), seen.mean(0), rtol=1e-5)
-    assert torch.allclose(normalization.variance.double(), seen.var(0, correction=0), rtol=1e-4)
-    assert float(normalization.count) == 120
-    normal = normalization(vectors.flatten(0, 1))
-    assert torch.allclose(normal.mean(0), torch.zeros(5), atol=1e-3) and torch.allclose(
-        normal.std(0), torch.ones(5), atol=0.02
-    )
-    assert normalization(torch.full((1, 5), 1e6)).tolist() == [[10.0] * 5]
-
-
-@pytest.mark.parametrize("outlier", [1e20, -3e38])
-@pytest.mark.parametrize("batch", [0, 7])
-def test_one_outlier_does_not_ruin_the_statistics(batch, outlier):
-    vectors = (
-        torch.randn(50, 64, 5, generator=torch.Generator().manual_seed(1)) * torch.tensor([1, 200, 0.1, 20, 3]) + 300
-    )
-    sound = vectors.double().flatten(0, 1)
-    vectors[batch, 3] = outlier
-    normalization = RunningNormalization(5)
-    for part in vectors:
-        normalization.update(part)
-    deviation = sound.std(0)
-    assert ((normalization.mean.double() - sound.mean(0)).abs() < 0.01 * deviation + 1e-4).all()
-    assert torch.allclose(normalization.variance.double().sqrt(), deviation, rtol=0.05)
-
-
-def test_rare_and_moving_features_are_counted_exactly():
-    generator = torch.Generator().manual_seed(2)
-    rare = (torch.rand(200, 64, 1, generator=generator) < 0.05).float()  # 1 in a twentieth of all vectors, else 0
-    moving = torch.randn(200, 64, 1, generator=generator) * 10.0 ** torch.linspace(-2, 3, 200).view(-1, 1, 1)
-    vectors, normalization = torch.cat([rare, moving], 2), RunningNormalization(2)
-    for part in vectors:
-        normalization.update(part)
-    seen = vectors.double().flatten(0, 1)
-    assert torch.allclose(normalization.variance.double(), seen.var(0, correction=0), rtol=0.05)
-
-
-def test_a_constant_feature_is_normalized_to_zero():
-    normalization = RunningNormalization(2)
-    normalization.update(torch.tensor([[3.0, 1.0], [3.0, 2.0]]))
-    assert normalization(torch.tensor([[3.0, 1.5]])).tolist() == [[0.0, 0.0]]
 
 
 def test_networks_normalize_on_request_and_copy_the_statistics():

@@ -26,7 +26,7 @@ from core.models.r2d2 import R2D2MLP
 from core.specs import ArraySpec, Discrete, EnvSpec, ObservationPart
 from core.trajectory.frame_compression import StorageParams
 from main import main
-from tests.rows import KINDS, skip_unless_installed
+from tests.rows import PAIRS, skip_unless_installed
 from tests.selection import slow_except
 from utils.config import memory_budget, throughput, validation
 from utils.config.check import check, table, wide_console
@@ -69,8 +69,12 @@ def allocated(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("name", slow_except(SMALL_ROWS, dict.fromkeys((*KINDS, *SMALL_ROWS))))
-def test_a_config_of_every_class_passes_and_leaves_no_file(name, options, root, allocated, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "name", slow_except(SMALL_ROWS, dict.fromkeys((*PAIRS, *SMALL_ROWS, "dqn-tictactoe", "btr-pong")))
+)
+def test_a_config_of_every_agent_and_memory_passes_and_leaves_no_file(
+    name, options, root, allocated, monkeypatch, capsys
+):
     monkeypatch.setattr(memory_budget, "available_bytes", lambda: 10**12)
     skip_unless_installed(name)
     descriptors, children = set(os.listdir("/proc/self/fd")), multiprocessing.active_children()

@@ -66,8 +66,7 @@ def make(memory_type, params, **options):
 
 
 # sizes ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("length", [1, 5])
-@pytest.mark.parametrize("frame_stack", [0, 4])
+@pytest.mark.parametrize(("frame_stack", "length"), [(0, 1), (4, 5)])
 @pytest.mark.parametrize(("memory_type", "params"), EVERY_RULE)
 def test_the_smallest_memories_of_all_strategies_give_unrolls(memory_type, params, frame_stack, length):
     memory = make(memory_type, params, frame_stack=frame_stack, length=length, batch_size=1, num_envs=1)
