@@ -19,7 +19,6 @@ IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Bytes. Activations below this size reuse memory of the heap, where malloc would map and unmap pages for each of them.
 REUSED_BYTES = 268_435_456
 MALLOC_OPTIONS = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}  # and their numbers in mallopt(3)
-ALLOCATOR_VARIABLES = dict.fromkeys(MALLOC_OPTIONS, str(REUSED_BYTES))
 SAME_REQUEST = 0.5  # seconds in which further signals belong to the same request
 SHORTEST_DELAY, LONGEST_DELAY, DELAY_GROWTH = 0.0005, 0.02, 1.25  # seconds, seconds, factor
 # Descriptors of main for spawned processes; those of the fork server take half as many.
@@ -68,7 +67,7 @@ def idle_delays() -> Iterator[float]:
 
 
 def reuse_freed_memory() -> None:
-    """Set ALLOCATOR_VARIABLES for this process, which already runs, unless the user has set them."""
+    """Let this process reuse blocks of up to REUSED_BYTES, unless the user has set the variables of MALLOC_OPTIONS."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc
     for name, option in MALLOC_OPTIONS.items():
         if mallopt is not None and name not in os.environ:

@@ -58,7 +58,8 @@ class InlineEngine:
     def _run(self) -> int:
         """Run to the end. Returns the exit code of the program.
 
-        An error is printed. The learner then saves, unless the error was its own.
+        An error is printed, unless the run was interrupted: Ctrl-C reaches the programs of an environment as well. The
+        learner then saves, unless the error was its own.
         """
         try:
             for key in self._context.roles:
@@ -66,14 +67,15 @@ class InlineEngine:
             self._run_rounds()
             self._finish_all()
         except Exception as error:
-            traceback.print_exc()
+            if not self._interrupts:
+                traceback.print_exc()
             self._context.run_state.stop(interrupt=True)
             try:
                 self._finish("learner")
             except Exception:
                 traceback.print_exc()
             self._log_resume_command()
-            return run_end.exit_code_of(error, self._has_begun)
+            return self._interrupts.exit_code or run_end.exit_code_of(error, self._has_begun)
         if failed_writes := run_end.unsaved(self._context):
             log_to_stderr(failed_writes)
         if failed_writes or self._interrupts:

@@ -32,7 +32,8 @@ class Profile:
         self._context, self._role, self._process_ind = context, role, context.process_ind(role, index)
         self._enabled, self._cuda_device = context.options.profile, device if device.startswith("cuda") else None
         self._seconds: dict[str, float] = {}
-        steps = context.options.profile_trace if role == "learner" else 0
+        has_folder = role == "learner" and context.send_home is None
+        steps = context.options.profile_trace if has_folder else 0
         self._trace: torch.profiler.profile | None = None
         if steps:
             path = str(context.options.log_folder / f"trace_{role}_{index}.json")

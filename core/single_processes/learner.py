@@ -25,7 +25,7 @@ from core.device.recorded_work import CompiledCallable, missing_compiler
 from core.device.torch_runtime import use_threads
 from core.distributed.learner_group import LearnerGroup, LearnerStatus, PeerLostError, SingleLearner, SyncChecker
 from core.learning.batch_source import BatchSource, InPlaceBatchSource, Prefetcher
-from core.learning.precision import has_large_images, has_large_products, use_onednn_products, use_tf32
+from core.learning.precision import has_large_images, has_large_products, precision_on, use_onednn_products, use_tf32
 from core.learning.updates import DeviceReplayBatches, EagerUpdates, GraphedUpdate, StagedBatches, Updates, can_capture
 from core.memory import DeviceMemory, Memory, batch_of, batch_state
 from core.metrics.profiler import Profile
@@ -308,11 +308,13 @@ def feature_source(context: Context, agent: Agent) -> Callable[[Window], Tensor]
     """Return a function that computes the features of windows, for the thread that samples.
 
     Its network is a second one, which begins with the learner's weights and follows the published parameters: the
-    learner's own weights may be half updated.
+    learner's own weights may be half updated. It computes in the precision of the actors, with whose stored features
+    elite replay compares.
     """
+    precision = precision_on(context.device_of_actor(0), context.options.actor.precision, context.spec)
     # The random state belongs to the learner.
     with torch.random.fork_rng([agent.device] if agent.device.type == "cuda" else []):
-        shadow_agent, version = context.make_agent(str(agent.device)), 0
+        shadow_agent, version = context.make_agent(str(agent.device), precision), 0
         model = shadow_agent.model
     model.load_state_dict(agent.model.state_dict())
 

@@ -124,7 +124,8 @@ class ChildRun:
         saved, options = run_registry.read(self.options.log_folder), self.options
         if saved is None or saved.exit_code not in (0, None):
             return False
-        same = all(saved.options.get(name) == getattr(options, name) for name in STOPS)
+        stops = [name for name in STOPS if name != "seconds" or not options.supervisor.elastic]  # of its last part
+        same = all(saved.options.get(name) == getattr(options, name) for name in stops)
         evaluated = curve_of(self.lines).steps
         reached = options.steps and len(evaluated) and evaluated[-1] >= options.steps
         return bool((saved.exit_code == 0 and same) or reached)
@@ -135,8 +136,9 @@ class ChildRun:
             raise ConfigurationError(stale)
         saved, current = run_registry.read(self.options.log_folder), dotted(self.options.to_dict())
         different = differences(saved.options, current) if saved else []
-        if self.options.num_envs_per_actor == 0:  # The run has determined the number itself.
-            different = [name for name in different if name != "num_envs_per_actor"]
+        own = ["num_envs_per_actor"] if self.options.num_envs_per_actor == 0 else []  # Numbers that the run chose.
+        own += ["num_learners", "num_actors"] if self.options.supervisor.elastic else []
+        different = [name for name in different if name not in own]
         if saved and different:
             listed = ", ".join(f"{name}={saved.options[name]!r} there and {current[name]!r} here" for name in different)
             raise ConfigurationError(

@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 import psutil
 
 from core.common.exit_codes import BAD_OPTIONS
-from core.common.processes import ALLOCATOR_VARIABLES
 from core.runtime.options import RayParams
 
 Needs = dict[str, dict[str, float]]  # name of a process -> CPUs and GPUs
 Nodes = dict[str, dict[str, Any]]  # node id -> Ray's entry of the node
 
-# Variables that Ray reads when it is imported. Those of LOCAL_VARIABLES keep a node on 127.0.0.1, where no other
-# machine reaches it.
+# Variables that Ray reads when it is imported. LOCAL_VARIABLES are for a node that is started here: it stays on
+# 127.0.0.1, where no other machine reaches it, and its workers have the niceness that the run gives them.
 LOCAL_VARIABLES = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_worker_niceness": "0",
@@ -86,7 +85,7 @@ class Cluster:
         """
         self._sweeper: Sweeper | None = None  # of the folder of a cluster that is started here
         self.is_local = params.address is None
-        _set_variables({**VARIABLES, **ALLOCATOR_VARIABLES})
+        _set_variables(VARIABLES)
         if params.address is None:
             name = "Ray on this machine"
             arguments = self._prepare_start(math.ceil(sum(need["CPU"] for need in needs.values())), params)

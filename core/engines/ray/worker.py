@@ -14,7 +14,7 @@ import ray
 
 from core.common.console import log_to_stderr
 from core.common.exit_codes import BAD_OPTIONS, TRAINING_FAILED
-from core.common.processes import set_process_name
+from core.common.processes import reuse_freed_memory, set_process_name
 from core.device.torch_runtime import use_threads
 from core.engines.local import drive
 from core.engines.ray.remote_context import RemoteRunInfo, ServerConnection, remote_context
@@ -62,6 +62,7 @@ class Worker:
         """
         set_process_name(f"{self._role} {self._index}")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # main alone decides when a run ends
+        reuse_freed_memory()
         use_threads(threads)
         if ray.get_runtime_context().get_node_id() == host.node:
             end_with(host.pid)

@@ -52,6 +52,15 @@ def test_an_interrupted_test_ends_in_order():
     assert engine("tester", tester).run() == 130 and ended == [0]
 
 
+def test_an_environment_whose_program_died_of_ctrl_c_ends_the_run_in_order(capsys):
+    def stepping(context, index):
+        signal.raise_signal(signal.SIGINT)
+        raise EOFError("the program has gone")
+        yield True
+
+    assert engine("tester", stepping).run() == 130 and "EOFError" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("turns", "exit_code"), [(0, 2), (1, 4)])
 def test_a_missing_package_is_a_bad_option_at_the_start_only(turns, exit_code):
     def lacking(context, index):

@@ -39,6 +39,7 @@ def context_of(on, folder=None, trace=0):
         logs=LogRings(2),
         counters=RunCounters(1, 1),
         process_ind=lambda role, index: ["actor", "learner"].index(role),
+        send_home=None,
     )
 
 

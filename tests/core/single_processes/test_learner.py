@@ -20,6 +20,7 @@ from core.memories.unrolls.queue import QueueMemory
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.run_state import RunCounters, RunState
 from core.single_processes.learner import _Learner, _make_updates, _precomputes, feature_source
+from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import Batch, SampleIds, Window, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 from tests.reliability.test_inline import train
@@ -71,6 +72,14 @@ def test_a_slice_has_every_field_of_its_windows(part, fresh):
 
 
 # features ---------------------------------------------------------------------------------------------------------
+def feature_context(store, make_agent, precision="auto"):
+    options = SimpleNamespace(actor=SimpleNamespace(precision=precision))
+    spec = EnvSpec("any", ArraySpec((84, 84), "uint8"), 4, Discrete(3), is_image=True, max_value=255.0)
+    return SimpleNamespace(
+        options=options, spec=spec, parameters=store, make_agent=make_agent, device_of_actor=lambda _: "cpu"
+    )
+
+
 @pytest.fixture
 def source():
     """Return the learner's network, the parameter store, the feature function and a window.
@@ -81,7 +90,7 @@ def source():
     logits, values = logits.astype(np.float32), values.astype(np.float32)
     agent = table_agent(Impala, logits, values)
     store = ParameterStore(ParameterStore.size_of(agent.model))
-    context = SimpleNamespace(parameters=store, make_agent=lambda device: table_agent(Impala, 0 * logits, 0 * values))
+    context = feature_context(store, lambda *_: table_agent(Impala, 0 * logits, 0 * values))
     return agent.model, store, feature_source(context, agent), batch.window
 
 
@@ -107,15 +116,29 @@ def test_features_do_not_use_the_learners_random_state(source):
 
 
 def test_the_feature_network_leaves_the_learners_random_state_alone():
-    def make_agent(device):
+    def make_agent(*_):
         spec = SimpleNamespace(action=None)
         return Impala(Impala.Params(), spec, lambda: Table(torch.rand(1, 4).numpy(), np.zeros(1)))
 
-    agent, before = make_agent("cpu"), torch.get_rng_state()
+    agent, before = make_agent(), torch.get_rng_state()
     _ = agent.model
     torch.set_rng_state(before)
-    feature_source(SimpleNamespace(parameters=None, make_agent=make_agent), agent)
+    feature_source(feature_context(None, make_agent), agent)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("auto", "bf16"), ("float32", "float32"), ("bf16", "bf16")])
+def test_features_are_computed_in_the_actors_precision(asked, expected, monkeypatch):
+    """Elite replay compares them with those that actors stored."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    precisions = []
+
+    def make_agent(device="cpu", precision="float32"):
+        precisions.append(precision)
+        return Impala(Impala.Params(), SimpleNamespace(action=None), lambda: Table(np.zeros((1, 4)), np.zeros(1)))
+
+    feature_source(feature_context(None, make_agent, asked), make_agent())
+    assert precisions == ["float32", expected]
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------

@@ -261,6 +261,22 @@ def test_other_options_need_another_sweep_name(main, root, capsys):
     assert main("--seeds", "1", "--name", "lower", words=other) == 0 and tables(root, "lower")[1][0]["final"] == "0.25"
 
 
+def test_an_elastic_run_continues_with_the_learners_of_its_last_part(root):
+    words = (
+        *WORDS,
+        *shlex.split(
+            "--engine ray --num_learners 2 --num_actors 4 --supervisor.elastic 3 --seconds 60 --ray.address a:1"
+        ),
+    )
+    run = subprocess_run.ChildRun(options_of("dqn-cartpole", words, "sweep", str(root)), words, root / "output.txt")
+    run.options.log_folder.mkdir(parents=True)
+    last = dataclasses.replace(run.options, num_learners=3, num_actors=6, seconds=20.0)
+    saved_runs.save(last, {})
+    run.check()
+    saved_runs.end(last, 0)
+    assert run.complete
+
+
 @pytest.fixture
 def made(root):
     """Return the run that `main` makes of seed 1, as its options and words say."""
