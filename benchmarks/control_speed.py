@@ -36,7 +36,8 @@ def ours(agent: str, game: str, seconds: float, *words: str) -> float:
         f"--rate_limiter.samples_per_insert {BATCH_SIZE} --logger.period 1",
         *words,
     )
-    return rate([line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.9 * BATCH_SIZE])
+    full = [line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.9 * BATCH_SIZE]
+    return rate([line for line in full if line["time"] > full[-1]["time"] - seconds])
 
 
 def ours_eager(agent: str, game: str, seconds: float) -> float:

@@ -72,7 +72,7 @@ def updating(threads: int, seconds: float) -> float:
 
 def _agent() -> Impala:
     params = ImpalaAgentParams(batch_size=BATCH, unroll_length=UNROLL)
-    return Impala(params, ATARI, lambda: NatureAC(NatureAC.Params(), ATARI))
+    return Impala(params, ATARI, lambda: speed.as_in_runs(NatureAC(NatureAC.Params(), ATARI)))
 
 
 def ceiling(seconds: float) -> float:

@@ -155,6 +155,8 @@ def _actors(way: dict[str, Any], learner: float) -> list[str]:
         "the network (1 Gbit/s), raw": network_limit(way[RAW]["bytes per agent step"], NETWORKS["1 Gbit/s"]),
         "the ingest, raw": way[RAW]["ingest, agent steps per second"],
     }
+    actors = {name: limit / one for name, limit in limits.items()}
+    actors |= {name: limit / way[RAW]["actor, agent steps per second"] for name, limit in raw.items()}
     lines = []
     for count in ACTORS:
         rate, megabytes = count * one, count * one * way[LZ4]["bytes per agent step"] / 1e6
@@ -163,7 +165,7 @@ def _actors(way: dict[str, Any], learner: float) -> list[str]:
     return [
         f"One actor makes {one:,.0f} agent steps per second, compression included.",
         "Each part of one learner's node supports:\n",
-        markdown(("part", "actors"), [(name, f"{limit / one:,.1f}") for name, limit in {**limits, **raw}.items()]),
+        markdown(("part", "actors"), [(name, f"{limit:,.1f}") for name, limit in actors.items()]),
         markdown(("actors", "their rate, steps/s", "bytes/s, lz4", "limits exceeded (lz4)"), lines),
     ]
 
@@ -269,7 +271,8 @@ def _simulated(result: dict[str, Any]) -> list[str]:
         _paragraph(
             f"`{result['command']}` simulates 64 learners and 10,000 actors at 10 Gbit/s event by event, with the GPU "
             f"update assumed above and durations that vary by {VARIATION:.0%}. The seconds for restart, resume and "
-            "regrouping are assumptions. A run takes at most 4,096 actors today (`num_actors`)."
+            "regrouping are assumptions. A run takes at most 4,096 actors today (`num_actors`). Data: "
+            "`docs/results/cluster.json`."
         ),
         "",
         _paragraph(

@@ -46,8 +46,8 @@ def ours(case: str, batch_size: int, seconds: float, *words: str) -> float:
         f"--num_actors 1 --num_envs_per_actor {NUM_ENVS}",
         f"--agent.batch_size {batch_size} --agent.n_step 1 --agent.double_q false",
         f"--rate_limiter.min_replay_size {LEARN_START} --rate_limiter.error_buffer 100",
-        f"--rate_limiter.samples_per_insert {SAMPLES_PER_STEP}",
-        *words,
+        f"--rate_limiter.samples_per_insert {SAMPLES_PER_STEP} --steps 1000000000",
+        *(words or ("--learner.compile no",)),
     )
     full = [line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.85 * SAMPLES_PER_STEP]
     return rate([line for line in full if line["time"] > full[-1]["time"] - seconds])
@@ -55,7 +55,7 @@ def ours(case: str, batch_size: int, seconds: float, *words: str) -> float:
 
 def ours_compiled(case: str, batch_size: int, seconds: float) -> float:
     """Return the same with compiled updates."""
-    return ours(case, batch_size, seconds, "--steps 1000000000 --learner.compile yes")
+    return ours(case, batch_size, seconds, "--learner.compile yes")
 
 
 def ours_acting(case: str, batch_size: int, seconds: float) -> float:
@@ -112,7 +112,11 @@ def stable_baselines3(case: str, batch_size: int, seconds: float) -> float:
 
 def network() -> Model:
     """Return the network of the Nature paper in the precision that runs choose on this machine."""
-    model = DQNCNN(DQNCNN.Params(), ATARI)
+    return as_in_runs(DQNCNN(DQNCNN.Params(), ATARI))
+
+
+def as_in_runs(model: Model) -> Model:
+    """Return a network of Atari in the precision that runs choose on this machine."""
     return in_bf16(model) if precision_on("cpu", "auto", ATARI) == "bf16" else model
 
 
