@@ -178,7 +178,7 @@ def play_randomly(env: Env, num_envs: int, steps: int, seed: int) -> tuple[list[
     Returns:
         The violations of the last step, and the number of episodes that ended.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng([seed, 1])  # environments may have the generator of `seed` alone
     previous, episodes = None, 0
     timestep = env.reset(seed)
     for number in range(steps + 1):

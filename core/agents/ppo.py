@@ -128,7 +128,9 @@ class PPO(RolloutAgent, ActorCriticAgent):
         self._is_recurrent = bool(self.model.initial_state(1))
         samples = params.batch_size * (1 if self._is_recurrent else params.unroll_length)
         self._epochs = RolloutEpochs(self.model.parameters(), params, samples, lambda: self.run_progress)
-        self._returns = RunningNormalization(1).to(self.device) if params.normalize_rewards else None
+        self._returns = (
+            RunningNormalization(1, clips_outliers=False).to(self.device) if params.normalize_rewards else None
+        )
 
     def unroll(self, window: Window, model: Model | None = None) -> tuple[ActorCriticOutput, State]:
         if self.params.normalize_rewards:

@@ -281,6 +281,8 @@ class CheckedEnv:
 
     def reset(self, seed: int | None = None) -> np.ndarray:
         self._steps = 0
+        if seed is not None:  # an evaluation begins, which does not depend on those before
+            self.success = None
         try:
             result = self._call(self.env.reset, "reset", seed=seed, options=None)
         except TypeError as error:

@@ -41,7 +41,7 @@ class ActorParams:
     cuda_graph: Literal["auto", "on", "off"] = "auto"
     """Compute the actor's answers by a CUDA graph; auto does where its device is a GPU."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """Precision of the actor's network; auto is bf16 where learner.precision auto is, else float32."""
+    """Precision of the actor's network; auto is what learner.precision auto is on the actor's device."""
     niceness: int = Field(default=10, ge=0, le=19)
     """Niceness of the actor's process, so that a learner that has work goes first where cores are few."""
 

@@ -30,7 +30,8 @@ def actor(context: Context, index: int) -> Iterator[bool]:
     options, salt = context.options, context.counters.agent_steps + context.run_state.restarts
     if options.engine != "inline":
         os.nice(options.actor.niceness)
-    generator, seed = context.seed_everything("actor", index, salt), context.seed("actor", index, salt)
+    generator = context.seed_everything("actor", index, salt)
+    seed = int(generator.integers(2**31))  # of the environments, which may make the same kind of generator of it
     try:
         yield from _play(context, index, generator, seed)
     except Exception as error:

@@ -18,8 +18,8 @@ class RunningNormalization(nn.Module):
 
     - Mean and variance are merged batch by batch (Chan, Golub, LeVeque 1979). They are buffers: published, saved and
       loaded with the network.
-    - Numbers are clipped to +- 10 deviations before they count, so that one faulty observation does not decide the
-      normalisation of all later ones.
+    - With `clips_outliers`, numbers are clipped to +- 10 deviations before they count, so that one faulty observation
+      does not decide the normalisation of all later ones. Numbers that are rarely not 0 would hardly count then.
     - No sum is kept, so float32 is enough: a mean moves by its share of a difference.
     """
 
@@ -27,8 +27,9 @@ class RunningNormalization(nn.Module):
     variance: Tensor
     count: Tensor
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, clips_outliers: bool = True):
         super().__init__()
+        self._clips_outliers = clips_outliers
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("variance", torch.ones(size))
         self.register_buffer("count", torch.zeros(()))
@@ -36,8 +37,10 @@ class RunningNormalization(nn.Module):
     @torch.no_grad()
     def update(self, vectors: Tensor) -> None:
         """Count vectors [B, F], or observations [B, ...] of F numbers, and those of the other learners."""
-        vectors = vectors.to(self.mean.device).float().flatten(1)
-        variance, mean = torch.var_mean(self._clip_outliers(vectors), 0, correction=0)
+        vectors = vectors.to(self.mean.device).float().flatten(1).clamp(-MAX_VALUE, MAX_VALUE)
+        if self._clips_outliers:
+            vectors = self._clip_outliers(vectors)
+        variance, mean = torch.var_mean(vectors, 0, correction=0)
         group_mean = all_reduce_mean(mean)
         mean, variance = group_mean, all_reduce_mean(variance + (mean - group_mean).square())
         number = len(vectors) * num_learners()
@@ -53,7 +56,6 @@ class RunningNormalization(nn.Module):
 
         The median serves the first batch and distributions that move. Its deviation is that of a normal distribution.
         """
-        vectors = vectors.clamp(-MAX_VALUE, MAX_VALUE)
         middle = len(vectors) // 2 + 1  # the larger of two middle numbers
         median = vectors.kthvalue(middle, 0).values
         deviation = (vectors - median).abs().kthvalue(middle, 0).values * MEDIAN_TO_DEVIATION

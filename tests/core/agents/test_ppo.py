@@ -358,6 +358,22 @@ def test_rewards_are_divided_by_the_deviation_of_returns():
     assert float(found[1, 1]) == pytest.approx(7 / float(returns[:-1].std(correction=0)), rel=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1.0, 1_000.0])
+def test_rare_rewards_are_divided_by_the_deviation_of_all_returns(scale):
+    generator, agent = np.random.default_rng(0), control_agent(normalize_rewards=True)
+    agent.init_learner()
+    window, counted = random_unrolls(1, length=50, streams=20)[0].window, []
+    for _ in range(30):
+        rare = generator.random((51, 20)) < 0.01
+        returns = (scale * rare * generator.uniform(0.1, 1, (51, 20))).astype(np.float32)
+        counted.append(returns[:-1])
+        window = window._replace(
+            rewards=torch.full((51, 20), 0.1 * scale), extras={"discounted_return": torch.from_numpy(returns)}
+        )
+        found = agent._rewards(window)
+    assert float(found[0, 0]) == pytest.approx(0.1 * scale / np.std(counted, dtype=np.float64), rel=1e-3)
+
+
 def test_continuous_actions_are_stretched_clipped_and_stored_as_drawn():
     agent = control_agent()
     with torch.no_grad():

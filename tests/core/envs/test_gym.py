@@ -83,6 +83,8 @@ def test_success_is_read_from_the_info_of_the_last_step(told, said, expected):
         env.step(np.array([0]))
         found.append(env.success(0))
     assert found == expected
+    env.reset(1)  # of another evaluation
+    assert env.success(0) is None
 
 
 def test_the_reward_threshold_of_the_id_is_in_the_spec():

@@ -230,6 +230,19 @@ def test_an_actor_that_restarts_before_its_first_chunk_has_other_seeds(context, 
     assert seeds[0][0] != seeds[1][0] and seeds[0][1] != seeds[1][1]
 
 
+def test_environments_do_not_draw_the_numbers_of_the_exploration(context, monkeypatch):
+    """Environments such as Catch make a generator of their seed, as extending.md shows."""
+    streams = []
+
+    def play(context, index, generator, seed):
+        streams.extend(each.bit_generator.state["state"]["inc"] for each in (generator, np.random.default_rng(seed)))
+        yield from ()
+
+    monkeypatch.setattr(actor_module, "_play", play)
+    list(actor_module.actor(context, 0))
+    assert streams[0] != streams[1]
+
+
 def test_the_actor_waits_for_the_first_parameters(context):
     context.parameters = ParameterStore(ParameterStore.size_of(context.make_agent().model))
     running = actor(context, 0)
