@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from core.common.console import log_to_stderr
@@ -30,7 +29,7 @@ from core.engines.ray.placement import (
 )
 from core.engines.ray.remote_context import RemoteRunInfo
 from core.engines.ray.trajectory_server import TrajectoryServer, snapshot
-from core.engines.ray.worker import Host, Worker, code_digests
+from core.engines.ray.worker import Host, Worker, WritableCopy, code_digests
 from core.engines.run_end import exit_code_of
 from core.runtime.context import Context, Process
 
@@ -105,7 +104,7 @@ class RayLauncher(Launcher):
         Trajectory servers are started if actors may be on other nodes.
         """
         context, memories = self._context, self._context.memories
-        home = Host(self._cluster.home, os.getpid(), [ray.put(cloudpickle.dumps(context))], None)
+        home = Host(self._cluster.home, os.getpid(), [ray.put(WritableCopy(context))], None)
         info = None
         if not self._cluster.is_local and memories:
             info = RemoteRunInfo(

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
-from ray import cloudpickle
 
 from core.checkpoint.run_checkpoint import CheckpointError
 from core.common.console import log_to_stderr
@@ -35,7 +34,7 @@ from core.distributed.learner_group import Rendezvous
 from core.engines.ray.cluster import Sweeper
 from core.engines.ray.remote_context import RemoteRunInfo
 from core.engines.ray.trajectory_server import PIECE_BYTES, NodeReport, RunSnapshot, TrajectoryServer
-from core.engines.ray.worker import Host, check_code
+from core.engines.ray.worker import Host, WritableCopy, check_code
 from core.memory import Memory
 from core.runtime.context import Context
 from core.runtime.log_buffers import LogRings, Record
@@ -90,7 +89,7 @@ class LearnerHost(TrajectoryServer):
         super().__init__(context)
         self._mirror = Mirror(context, self._learner)
         self._mirror.restore(self._plan.run)
-        return Host(ray.get_runtime_context().get_node_id(), os.getpid(), [ray.put(cloudpickle.dumps(context))], None)
+        return Host(ray.get_runtime_context().get_node_id(), os.getpid(), [ray.put(WritableCopy(context))], None)
 
     def _make_context(self) -> Context:
         plan, info = self._plan, self._plan.run_info

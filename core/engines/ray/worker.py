@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import pickle
 import select
 import signal
 import threading
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
+from ray import cloudpickle
 
 from core.common.console import log_to_stderr
 from core.common.exit_codes import BAD_OPTIONS, TRAINING_FAILED
@@ -24,13 +24,25 @@ PROJECT = Path(__file__).resolve().parents[3]
 PACKAGES = ("core", "utils")
 
 
+class WritableCopy:
+    """Send an object through Ray so that what arrives is the object, whose arrays may be written.
+
+    Ray keeps arrays that it pickles in its store, where they are read-only.
+    """
+
+    def __init__(self, value: object):
+        self._value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return cloudpickle.loads, (cloudpickle.dumps(self._value),)
+
+
 class Host(NamedTuple):
     """The process that owns the shared memory of a node: main at home, a `LearnerHost` on another learner's node."""
 
     node: str  # its id
     pid: int
-    # An ObjectRef of the pickled context, in a list so that only workers on this node fetch it, who alone can open it.
-    # It is pickled here, because arrays that Ray pickles are read-only, and memories write to theirs.
+    # ObjectRef of WritableCopy(context), in a list so that only workers on this node fetch it, who alone can open it.
     context: list[Any]
     server: Any  # handle of the `TrajectoryServer` there; None if no node can join
 
@@ -70,7 +82,7 @@ class Worker:
                 # A predecessor on another node may have chunks at the server. It must store no more of them: a ring
                 # has one writer.
                 ray.get(host.server.register.remote(self._index))
-            shared: Context = pickle.loads(ray.get(host.context[0]))
+            shared: Context = ray.get(host.context[0])
             drive(process, shared, self._role, self._index)
             return
         check_code(run_info.code, self.pid_and_address()[1])

@@ -183,7 +183,7 @@ def test_a_local_actor_replaces_a_remote_one_with_waiting_chunks(line, monkeypat
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "home"))
     for name in ("set_process_name", "signal.signal", "use_threads"):
         monkeypatch.setattr(f"core.engines.ray.worker.{name}", lambda *_: None)
-    shared = wire.loop.create_task(wire._value(ray.cloudpickle.dumps(context)))
+    shared = wire.loop.create_task(wire._value(context))
     Worker("actor", 0).run(lambda context, index: iter(()), Host("home", os.getpid(), [shared], wire), None, 1)
     context.memories[0].shared["taken"][0] += 16  # a learner has read them all
     wire.loop.run_until_complete(asyncio.sleep(0.2))
