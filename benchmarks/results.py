@@ -28,7 +28,7 @@ from utils.config.command_line import refusing
 from utils.errors import ConfigurationError
 from utils.options import CONFIGS
 from utils.plot import curves, figures
-from utils.plot.__main__ import summary_table
+from utils.plot.__main__ import improvement_table, summary_table
 from utils.plot.figures import Array
 from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of, seeded
 
@@ -81,14 +81,6 @@ PARTS = {
         ),
         "-minatar-breakout",
         words=(STEPS, "60000", "--evaluator.steps", "3000"),
-    ),
-    "replay-ramping": Part(
-        "V-trace with replay where games become harder",
-        REPLAY,
-        "-minatar-breakout",
-        ("asterix", "seaquest"),
-        5,
-        (STEPS, "2000000", "--evaluator.steps", "100000"),
     ),
     "minatar": Part(
         "MinAtar, five games",
@@ -244,6 +236,7 @@ def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
             drawn = figures.draw_summary(relative, title, RELATIVE)
             figures.save(drawn, path.with_name(f"{name}-summary"), ["png"])
             summary += f"\n{summary_table(relative)}"
+            summary += f"\n{improvement_table(relative)}" if len(relative) > 1 else ""
         path.with_name(f"{name}-summary.md").write_text(summary)
 
 

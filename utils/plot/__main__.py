@@ -27,7 +27,20 @@ from utils.config.command_line import refusing
 from utils.errors import ConfigurationError
 from utils.factory import EnvsDict, why_not
 from utils.plot.curves import COLUMNS, KEPT, SCORE, Run, alike, grouped, late_score, markdown, usable, write_csv
-from utils.plot.figures import AGGREGATES, AXES, CENTERS, Array, bootstrap, draw_curves, draw_summary, interval, save
+from utils.plot.figures import (
+    AGGREGATES,
+    AXES,
+    CENTERS,
+    Array,
+    Statistic,
+    Strata,
+    bootstrap,
+    draw_curves,
+    draw_summary,
+    interval,
+    probability_of_improvement,
+    save,
+)
 
 FORMATS = ("png", "svg", "pdf")
 OF_CURVES = ("metric", "x", "statistic", "each", "csv")  # Options that a summary does not have.
@@ -91,9 +104,12 @@ def _summary(options: argparse.Namespace) -> tuple[Any, list[Run]]:
     """Print the table of the summary, and return its figure and runs."""
     runs = usable(options.runs, [SCORE])
     groups = grouped(runs, options.group) if options.group else alike(runs, "method")
-    scores = {method: list(by_game(runs).values()) for method, runs in groups.items()}
+    games = {method: by_game(runs) for method, runs in groups.items()}
+    scores = {method: list(found.values()) for method, found in games.items()}
     figure = draw_summary(scores, options.title or "human-normalised scores, 95 % bootstrap intervals")
     print(summary_table(scores), end="")
+    if len(scores) > 1 and len({tuple(found) for found in games.values()}) == 1:
+        print(f"\n{improvement_table(scores)}", end="")
     return figure, runs
 
 
@@ -119,16 +135,37 @@ def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
     return {game: np.array(values) for game, values in sorted(games.items())}
 
 
-def summary_table(scores: Mapping[str, Sequence[Array]]) -> str:
+def summary_table(scores: Mapping[str, Strata]) -> str:
     """Return a Markdown table of the aggregates of each method and their 95 % intervals."""
-    lines = []
-    for method, games in scores.items():
-        cells = [method, str(len(games)), str(sum(map(len, games)))]
-        for statistic in AGGREGATES.values():
-            low, high = interval(bootstrap(games, statistic))
-            cells.append(f"{statistic(games):.3f} [{low:.3f}, {high:.3f}]")
-        lines.append(cells)
+    lines = [
+        [method, str(len(games)), str(sum(map(len, games))), *(_cell(games, each) for each in AGGREGATES.values())]
+        for method, games in scores.items()
+    ]
     return markdown(["method", "games", "runs", *AGGREGATES], lines)
+
+
+def improvement_table(scores: Mapping[str, Strata]) -> str:
+    """Return a Markdown table of the probability that the method of a line improves on that of a column.
+
+    All methods have the same games. One of the two cells of a pair is filled; the other one is 1 minus it.
+    """
+    lines = [
+        [
+            method,
+            *(
+                _cell([*scores[method], *games], probability_of_improvement) if row < column else ""
+                for column, games in enumerate(scores.values())
+                if column
+            ),
+        ]
+        for row, method in enumerate([*scores][:-1])
+    ]
+    return markdown(["probability of improvement on", *[*scores][1:]], lines)
+
+
+def _cell(strata: Strata, statistic: Statistic) -> str:
+    low, high = interval(bootstrap(strata, statistic))
+    return f"{statistic(strata):.3f} [{low:.3f}, {high:.3f}]"
 
 
 def parser() -> argparse.ArgumentParser:

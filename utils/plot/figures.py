@@ -65,6 +65,17 @@ def performance_profile(strata: Strata, thresholds: Array) -> Array:
     return result
 
 
+def probability_of_improvement(strata: Strata) -> Array:
+    """Return the chance that a run of one method scores above one of another method in the same game, over all games.
+
+    A tie counts half. The first half of the strata is of the one method, the second half of the other.
+    """
+    games = len(strata) // 2
+    signs = [np.sign(one[..., :, None] - other[..., None, :]) for one, other in zip(strata, strata[games:])]
+    result: Array = np.mean([(1 + sign.mean((-2, -1))) / 2 for sign in signs], 0)
+    return result
+
+
 def bootstrap(strata: Strata, statistic: Statistic, repetitions: int = REPETITIONS) -> Array:
     """Return the statistic of resampled strata: [..., repetitions], followed by the axes that the statistic adds.
 

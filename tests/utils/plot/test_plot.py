@@ -396,6 +396,21 @@ def test_the_summary_normalizes_by_human_scores(run, tmp_path, capsys):
     assert (tmp_path / "s.png").exists()
 
 
+def test_the_summary_compares_methods_of_the_same_games(run, tmp_path, capsys):
+    scores = {"dqn": (5.0, 9.0), "rainbow": (7.0, 8.0)}  # dqn is above rainbow in two of four pairs of runs
+    folders = [
+        run(f"{row}-{score}", [score], f"{row}-pong", env_type="atari", game="pong", steps=100)
+        for row, values in scores.items()
+        for score in values
+    ]
+    assert plot.main(["--summary", *map(str, folders), "--output", str(tmp_path / "s")]) == 0
+    table = capsys.readouterr().out.split("\n\n")[1]
+    assert table.splitlines()[:3:2] == ["| probability of improvement on | rainbow |", "| dqn | 0.500 [0.000, 1.000] |"]
+    other = run("other", [1.0], "rainbow-breakout", env_type="atari", game="breakout", steps=100)
+    assert plot.main(["--summary", *map(str, [*folders, other]), "--output", str(tmp_path / "s")]) == 0
+    assert "improvement" not in capsys.readouterr().out
+
+
 def test_a_game_without_human_scores_has_no_summary(run):
     folder = run("a", [1.0], "dqn-cartpole", env_type="gym", game="CartPole-v1")
     with pytest.raises(ConfigurationError, match="no human score is known for game=CartPole-v1"):

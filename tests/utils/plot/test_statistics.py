@@ -13,6 +13,7 @@ from utils.plot.figures import (
     median,
     optimality_gap,
     performance_profile,
+    probability_of_improvement,
 )
 
 GAMES = [np.array([0.2, 0.9, 1.4, 0.4]), np.array([2.5, 0.1, 0.7, 3.0]), np.array([-0.3, 0.0, 0.6, 0.5])]
@@ -36,6 +37,12 @@ def test_the_optimality_gap_ignores_scores_above_one():
 def test_a_performance_profile_is_the_share_above_each_threshold():
     profile = performance_profile([np.array([0.0, 1.0]), np.array([2.0])], np.array([-1.0, 0.0, 0.5, 1.0, 2.0]))
     assert profile.tolist() == [1, 0.75, 0.75, 0.5, 0]
+
+
+def test_the_probability_of_improvement_counts_pairs_of_runs_in_each_game():
+    one, other = [np.array([1.0, 5.0]), np.array([2.0])], [np.array([1.0, 3.0, 9.0]), np.array([2.0, 0.0])]
+    assert probability_of_improvement([*one, *other]) == pytest.approx(((0.5 + 2) / 6 + (0.5 + 1) / 2) / 2)
+    assert probability_of_improvement([*other, *one]) == pytest.approx(1 - ((0.5 + 2) / 6 + (0.5 + 1) / 2) / 2)
 
 
 def test_statistics_preserve_other_axes():
@@ -89,6 +96,14 @@ def test_statistics_equal_those_of_rliable():
     for ours, expected in zip(theirs, bounds["x"].T):
         low, high = interval(bootstrap(GAMES, ours, 20_000))
         assert [low, high] == pytest.approx(expected.tolist(), abs=0.12)  # a median over few runs moves in steps of 0.1
+    above = np.stack([0.5 + GAMES[0], GAMES[1][::-1], GAMES[2] * 2], 1)
+    chance, bounds = library.get_interval_estimates(
+        {"x,y": (above, scores)}, metrics.probability_of_improvement, reps=1_000, random_state=np.random.RandomState(0)
+    )
+    both = [*above.T, *GAMES]
+    assert probability_of_improvement(both) == pytest.approx(float(chance["x,y"]), abs=1e-12)
+    low, high = interval(bootstrap(both, probability_of_improvement, 20_000))
+    assert [low, high] == pytest.approx(bounds["x,y"].ravel().tolist(), abs=0.03)
     thresholds = np.linspace(-1, 4, 26)
     profiles, _ = library.create_performance_profile({"x": scores}, thresholds, reps=10)
     assert np.allclose(performance_profile(GAMES, thresholds), profiles["x"], atol=1e-12)
