@@ -56,7 +56,7 @@ def prepared(row: str, codec: str) -> tuple[Any, Any]:
     from utils.launch import create_context
 
     options = f"--config {row} --engine inline --replay.frame_compression {codec} --memory.capacity 20000"
-    words = f"{options} --rate_limiter.min_replay_size 1000000000".split()
+    words = f"{options} --rate_limiter.min_replay_size 1000000000 --steps 1000000000".split()
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
     return create_context(read_options([*words, "--root", folder]))
@@ -99,7 +99,7 @@ def way(row: str, codec: str, seconds: float) -> dict[str, float]:
         sent += 1
     link.close()
     ray.kill(ingest)
-    size = sum(len(chunk) for chunk in collector.chunks)
+    size = sum(chunk.nbytes for chunk in collector.chunks)
     return {
         "bytes per agent step": size / collector.steps,
         "agent steps per chunk": steps_a_chunk,

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from core.specs import WindowSpec
-from core.trajectory.chunk_codec import BOOTSTRAP_FIELDS, Chunk
+from core.trajectory.chunk import BOOTSTRAP_FIELDS, Chunk, with_frames
 from core.trajectory.frame_compression import CompressedFrameWriter
 from core.trajectory.ring_buffer import Trajectories
 from core.types import ACTION_MASK, TimeStep, Window
@@ -112,7 +112,11 @@ class ChunkWriter:
         return self._count(self._filled)
 
     def store(self, chunk: Chunk) -> int:
-        """Store a whole chunk that a writer on another machine has filled; return the agent steps published."""
+        """Store a whole chunk that a writer on another machine has filled; return the agent steps published.
+
+        Raises DamagedChunk, and stores nothing, if compressed frames are not what was sent.
+        """
+        chunk = with_frames(chunk, self._layout)
         length, fields = self._layout.chunk_length, self._fields
         start = int(self._counter[0])
         for name in self._layout.fields.keys() - {"priority"}:
@@ -128,7 +132,7 @@ class ChunkWriter:
             slots = starts[starts >= 0] % self._layout.ring_length
             fields["priority"][slots] = chunk.fields["priority"][starts >= 0]
         if self._compressor:
-            self._compressor.store(start // length, chunk.blocks)
+            self._compressor.store(start // length, chunk.blocks[:-1])
         return self._count(length)
 
     def _observe(self, timestep: TimeStep) -> int:

@@ -19,7 +19,7 @@ from core.runtime.options import RunOptions
 from core.runtime.parameter_store import fill
 from core.runtime.run_state import RunCounters, RunState
 from core.specs import EnvSpec, WindowSpec
-from core.trajectory.chunk_codec import ChunkFormat, single_actor_layout
+from core.trajectory.chunk import Chunk, newest_chunk, single_actor_layout
 from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from core.types import Window
@@ -77,7 +77,7 @@ class ServerConnection:
         self._collect(0.0)
         return len(self._in_flight) < self._max_in_flight
 
-    def send(self, chunk: np.ndarray, steps: int) -> None:
+    def send(self, chunk: Chunk, steps: int) -> None:
         """Wait for room, then send a chunk with this number of agent steps.
 
         A server whose ring has no room answers late. If the server is gone, Ray raises an error.
@@ -106,7 +106,7 @@ class ServerConnection:
         references = [reference for reference, _ in self._in_flight]
         ray.wait(references, num_returns=len(references), timeout=2.0)
 
-    def _call(self, method: Any, steps: int = 0, *chunk: np.ndarray) -> None:
+    def _call(self, method: Any, steps: int = 0, *chunk: Chunk) -> None:
         """Call a method of the server with the records so far."""
         records, self._records = self._records, []
         self._in_flight.append((method.remote(self._index, self._generation, *chunk, records), steps))
@@ -162,11 +162,11 @@ class RemoteWriter(ChunkWriter):
         window = run_info.window
         trajectories = Trajectories(single_actor_layout(run_info.layout, window.length))
         super().__init__(trajectories, 0, window, priorities, connection.has_room)
-        self._format, self._connection = ChunkFormat(trajectories.layout, window.length), connection
+        self._connection = connection
 
     def _count(self, length: int) -> int:
         steps = super()._count(length)
-        self._connection.send(self._format.pack(self._trajectories), steps)
+        self._connection.send(newest_chunk(self._trajectories, self._window.length), steps)
         return steps
 
 

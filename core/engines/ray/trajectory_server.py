@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
 import ray
 
 from core.common.files import TEMPORARY, sync_folder
@@ -20,7 +19,7 @@ from core.engines.ray.worker import end_with
 from core.runtime.context import Context
 from core.runtime.log_buffers import Record
 from core.runtime.run_state import ProcessState
-from core.trajectory.chunk_codec import ChunkFormat
+from core.trajectory.chunk import Chunk
 from core.trajectory.writer import ChunkWriter
 
 PIECE_BYTES = 8 << 20  # of a checkpoint's file, sent at once, so that neither side holds a replay twice
@@ -92,8 +91,6 @@ class TrajectoryServer:
         if main is not None:
             end_with(main)
         self._context, self._period = context, context.options.ray.parameters_period
-        memory = next(iter(context.memories.values()))
-        self._format = ChunkFormat(memory.layout, memory.window.length)
         self._senders: dict[int, Sender] = {}
         self._accepted: dict[int, int] = {}  # by learner: number of the records that are logged
         self._version, self._published, self._parameters = 0, float("-inf"), list[Any]()
@@ -109,14 +106,14 @@ class TrajectoryServer:
         self._context.run_state.reset_heartbeat(self._context.process_ind("actor", index))
         return self._senders[index].generation, self._status(index, [])
 
-    async def put(self, index: int, generation: int, buffer: np.ndarray, records: Records) -> RunStatus:
+    async def put(self, index: int, generation: int, chunk: Chunk, records: Records) -> RunStatus:
         """Store a chunk once its ring has room. Drop it if the run stops before that."""
         sender = self._sender(index, generation)
         async with sender.lock:
             if await self._await_room(index, generation):
-                steps, episodes = self._store(index, sender, buffer)
+                steps, episodes = self._store(index, sender, chunk)
                 self._context.counters.count_agent_steps(index, steps, episodes)
-                self._report_bytes(index, sender, len(buffer), steps)
+                self._report_bytes(index, sender, chunk.nbytes, steps)
         self._heartbeat(index)
         return self._status(index, records)
 
@@ -183,9 +180,8 @@ class TrajectoryServer:
             self._sender(index, generation)
         return True
 
-    def _store(self, index: int, sender: Sender, buffer: np.ndarray) -> tuple[int, int]:
+    def _store(self, index: int, sender: Sender, chunk: Chunk) -> tuple[int, int]:
         """Write a chunk into the ring. Return its agent steps and the number of episodes that end in it."""
-        chunk = self._format.unpack(buffer)
         if sender.writer is None:  # not made earlier, because it ends the episodes that a predecessor left open
             memory, number = self._context.memory_of(index)
             sender.writer = memory.writer(number)

@@ -1,4 +1,4 @@
-"""A chunk received as a buffer equals in the ring what its actor would have written there."""
+"""A chunk that was sent equals in the ring what its actor would have written there."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
-from core.trajectory.chunk_codec import ChunkFormat, DamagedChunk, single_actor_layout
+from core.trajectory.chunk import DamagedChunk, newest_chunk, single_actor_layout
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
@@ -83,19 +83,18 @@ def assert_equal(ring: Trajectories, twin: Trajectories) -> None:
     "kind, codec, states",
     [("frames", "raw", False), ("frames", "lz4", True), ("vectors", "raw", True), ("masks", "raw", False)],
 )
-def test_a_ring_fed_with_buffers_equals_its_actors_own(kind, codec, states, window):
+def test_a_ring_fed_with_chunks_equals_its_actors_own(kind, codec, states, window):
     rings = [Trajectories(layout(kind, codec, states)) for _ in range(2)]
     spec, steps = WINDOWS[window], 23 * LENGTH  # around the ring and around the arena
     own = Trajectories(single_actor_layout(rings[0].layout, spec.length))
     writers = [ChunkWriter(trajectories, actor, spec, priorities) for trajectories, actor in ((rings[0], 1), (own, 0))]
-    sent, store = ChunkFormat(own.layout, spec.length), ChunkWriter(rings[1], 1, spec, priorities)
-    received = ChunkFormat(rings[1].layout, spec.length)
+    store = ChunkWriter(rings[1], 1, spec, priorities)
     assert own.layout.nbytes < rings[0].layout.nbytes / 2
     for number, (before, action, after, extras, state) in enumerate(played(SPECS[kind], steps, 1), 1):
         counts = [writer.append(before, action, after, extras, state if states else ()) for writer in writers]
         assert counts[0] == counts[1]
         if number % LENGTH == 0:
-            assert store.store(received.unpack(sent.pack(own))) == counts[0]
+            assert store.store(newest_chunk(own, spec.length)) == counts[0]
             assert_equal(*rings)
 
 
@@ -104,27 +103,25 @@ def test_a_second_actor_ends_open_episodes_without_priorities():
     for seed in (1, 2):
         own = Trajectories(single_actor_layout(ring.layout, spec.length))
         writer, store = ChunkWriter(own, 0, spec, priorities), ChunkWriter(ring, 1, spec)
-        chunks = ChunkFormat(own.layout, spec.length)
         for before, action, after, extras, _ in played(SPECS["vectors"], LENGTH, seed):
             writer.append(before, action, after, extras)
-        store.store(chunks.unpack(chunks.pack(own)))
+        store.store(newest_chunk(own, spec.length))
     lasts, supplied = ring.arrays["last"][1], ring.arrays["priority"][1]
     assert ring.written().tolist() == [0, 2 * LENGTH] and lasts[LENGTH - 1].all()
     assert np.isfinite(supplied[0]).all() and np.isnan(supplied[1:LENGTH]).all() and np.isfinite(supplied[LENGTH]).all()
 
 
-@pytest.mark.parametrize("damage", ["short", "long", "flipped"])
-def test_damage_in_transit_is_an_error(damage):
-    spec = WINDOWS["steps"]
-    own = Trajectories(single_actor_layout(layout("frames", "lz4", False), spec.length))
-    writer, chunks = ChunkWriter(own, 0, spec, priorities), ChunkFormat(own.layout, spec.length)
+def test_damage_in_transit_is_an_error_and_nothing_is_stored():
+    spec, ring = WINDOWS["steps"], Trajectories(layout("frames", "lz4", False))
+    own = Trajectories(single_actor_layout(ring.layout, spec.length))
+    writer, store = ChunkWriter(own, 0, spec, priorities), ChunkWriter(ring, 1, spec)
     for before, action, after, extras, _ in played(SPECS["frames"], LENGTH, 1):
         writer.append(before, action, after, extras)
-    buffer = chunks.pack(own)
-    if damage == "flipped":
-        buffer[-3] ^= 1
+    chunk = newest_chunk(own, spec.length)
+    chunk.blocks[ENVS - 1][0][-3] ^= 1
     with pytest.raises(DamagedChunk):
-        chunks.unpack({"short": buffer[:-1], "long": np.append(buffer, np.uint8(0)), "flipped": buffer}[damage])
+        store.store(chunk)
+    assert_equal(ring, Trajectories(ring.layout))
 
 
 def test_the_outbox_has_the_fields_of_the_ring():
