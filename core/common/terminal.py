@@ -58,6 +58,7 @@ class _StreamRelay:
 
     def __init__(self, *descriptors: int):
         self._descriptors, self.target = descriptors, os.dup(descriptors[0])
+        os.set_blocking(self.target, True)  # Another program on it may have changed that.
         self.source, sink = os.pipe()
         for descriptor in descriptors:
             os.dup2(sink, descriptor)

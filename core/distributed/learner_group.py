@@ -95,7 +95,8 @@ class LearnerGroup(ABC):
         """Run an update in which `all_reduce_sum` and `all_reduce_mean` exchange with the other learners.
 
         Raises:
-            PeerLostError: another learner had gone before the first exchange. Nothing has been changed.
+            PeerLostError: another learner had gone before the first exchange. No weight has been changed. Planned
+                schedules, and buffers that a forward pass changes, may have been.
         """
         self._has_exchanged, self._pending = False, []
         with active_group(self):

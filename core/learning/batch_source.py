@@ -88,6 +88,7 @@ class Prefetcher:
         self._error: BaseException | None = None
         self._closed = False
         # True if the memory had nothing to sample before the last `get`, so that the wait was not for sampling.
+        # Always False with depth 0.
         self.starved = False
         self.takes_priorities = memory.takes_priorities  # if False, priorities are not read back from the device
         memory.batches_per_sample = batches_per_sample if depth else 1

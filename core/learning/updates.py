@@ -35,6 +35,7 @@ class MetricAccumulator:
         # Skipped updates since the learner started; in a row up to now; the most in a row since the last `take`.
         self._skipped = torch.zeros(3, dtype=torch.int64, device=device)
 
+    @torch.no_grad()
     def add(self, output: LearnerOutput) -> None:
         names = tuple(output.statistics)
         if names not in self._sums:
@@ -74,6 +75,7 @@ class EagerMetricAccumulator:
         self._counts: Counter[str] = Counter()
         self._skipped = self.consecutive_skipped = 0
 
+    @torch.no_grad()
     def add(self, output: LearnerOutput) -> None:
         if output.skipped:
             self._skipped += 1

@@ -114,4 +114,6 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
         return self._take("frame", slots)
 
     def _clear(self, frames: Tensor, mask: Tensor) -> None:
-        frames.masked_fill_(mask.view(*mask.shape, *[1] * (frames.dim() - mask.dim())), 0)
+        empty = mask.view(*mask.shape, *[1] * (frames.dim() - mask.dim()))
+        zero = torch.zeros((), dtype=frames.dtype, device=frames.device)
+        torch.where(empty, zero, frames, out=frames)  # masked_fill_ does not know uint16

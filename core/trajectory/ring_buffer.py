@@ -17,7 +17,7 @@ agent adds. Step t holds the action taken at its observation, and the reward and
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -93,11 +93,6 @@ class Layout:
             extras = {**extras, ACTION_MASK: spec.action_mask}
         fields = {"frame": spec.frame, "first": flag, "last": flag, "action": spec.action.array}
         fields |= {"reward": number, "discount": number}
-        if taken := extras.keys() & {*fields, "priority", "tickets", "written", "oldest"}:
-            raise ValueError(f"Agent.extras declares {', '.join(sorted(taken))}, a name that is taken: choose another")
-        fields |= extras
-        if with_priority:
-            fields["priority"] = number
         chunk_steps, margin = num_actors * num_envs * chunk_length, 2 + -(-spec.frame_stack // chunk_length)
         chunks = -(-capacity // chunk_steps) + margin
         if storage.frame_compression == RAW and storage.max_frame_bytes is not None:
@@ -107,7 +102,10 @@ class Layout:
         if storage.frame_compression != RAW:
             min_steps = 2 * chunk_length + spec.frame_stack + kept_steps_per_env
             arena = arena_bytes(storage, spec.frame, *sizes, min_steps)
-        return Layout(*sizes, spec.frame_stack, fields, tuple(extras), states, storage, arena)
+        layout = Layout(*sizes, spec.frame_stack, fields, tuple(extras), states, storage, arena)
+        if taken := extras.keys() & {*layout.arrays(), "priority"}:
+            raise ValueError(f"Agent.extras declares {', '.join(sorted(taken))}, a name that is taken: choose another")
+        return replace(layout, fields={**fields, **extras, **({"priority": number} if with_priority else {})})
 
     @property
     def total_envs(self) -> int:
@@ -336,14 +334,16 @@ class Trajectories(WindowGatherer[np.ndarray]):
         Writers may go on meanwhile: steps that they overwrite during the copy are excluded by `oldest`. Raises
         MemoryError when the machine has no space for the copies.
         """
-        if self.layout.nbytes > available_bytes():
-            raise MemoryError(
-                f"{self.layout.nbytes:,} bytes are needed to copy the replay and {available_bytes():,} "
-                "are free. Set a smaller memory.capacity, or learner.checkpoint_replay false."
-            )
         state = self._copy_counters()
         lengths = self._lengths(state["written"], state.get("packed"))
-        state |= {name: self.arrays[name][:, :length].copy() for name, length in lengths.items() if name not in state}
+        used = {name: self.arrays[name][:, :length] for name, length in lengths.items() if name not in state}
+        needed, free = sum(array.nbytes for array in used.values()), available_bytes()
+        if needed > free:
+            raise MemoryError(
+                f"{needed:,} bytes are needed to copy the replay and {free:,} are free. Set a smaller memory.capacity, "
+                "or learner.checkpoint_replay false."
+            )
+        state |= {name: array.copy() for name, array in used.items()}
         # after the copy, so that everything overwritten meanwhile is excluded
         state["oldest"] = self.arrays["oldest"].copy()
         state["oldest"][:, 0] = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)

@@ -40,10 +40,16 @@ class RandomPlay:
     states = (ArraySpec((2,), "float32"),)
 
     def __init__(
-        self, seed: int, num_envs: int, frame_shape: tuple[int, ...] = (2, 3), frame_stack: int = 4, end: float = 0.15
+        self,
+        seed: int,
+        num_envs: int,
+        frame_shape: tuple[int, ...] = (2, 3),
+        frame_stack: int = 4,
+        end: float = 0.15,
+        frame_dtype: str = "uint8",
     ):
         self.generator = np.random.default_rng(seed)
-        self.spec = EnvSpec("random", ArraySpec(frame_shape, "uint8"), frame_stack, Discrete(5))
+        self.spec = EnvSpec("random", ArraySpec(frame_shape, frame_dtype), frame_stack, Discrete(5))
         self.num_envs, self.end, self.with_states = num_envs, end, False
         self._thoughts = np.random.default_rng([seed, 1])
         self.rows: list[list[Row]] = [[] for _ in range(num_envs)]

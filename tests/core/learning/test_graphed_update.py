@@ -232,10 +232,13 @@ def test_reports_are_means_over_finite_updates(device):
 def test_a_statistic_of_some_updates_is_the_mean_over_those():
     accumulators = MetricAccumulator(torch.device("cpu")), EagerMetricAccumulator()
     for number, loss in enumerate([1.0, 2.0, 3.0, 6.0]):
-        found = {"loss": torch.tensor(loss)} | ({"policy_loss": torch.tensor(10.0 * number)} if number % 2 else {})
+        found = {"loss": torch.tensor(loss, requires_grad=True)} | (
+            {"policy_loss": torch.tensor(10.0 * number)} if number % 2 else {}
+        )
         for accumulator in accumulators:
             accumulator.add(LearnerOutput(found, None))
     for accumulator in accumulators:
+        assert not any(total.requires_grad for total in accumulator._sums.values())  # They would keep every graph.
         assert accumulator.take() == {"loss": 3.0, "policy_loss": 20.0, "nonfinite_updates": 0.0}
 
 

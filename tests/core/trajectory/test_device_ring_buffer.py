@@ -32,7 +32,8 @@ class Rings:
         with_states: bool = False,
         **options,
     ):
-        play = {name: options.pop(name) for name in ("frame_stack", "frame_shape", "end") if name in options}
+        drawn = ("frame_stack", "frame_shape", "frame_dtype", "end")
+        play = {name: options.pop(name) for name in drawn if name in options}
         self.plays = [RandomPlay(seed, 2, **play) for seed in (1, 2)]
         states = RandomPlay.states if with_states else ()
         layout = small_layout(
@@ -108,6 +109,14 @@ def test_every_window_equals_that_of_the_shared_ring(device, frame_stack, length
         rings.play(3, 1 + part % 6)
         checked += rings.check()
     assert int(rings.trajectories.written().min()) > 2 * 24 and checked > 300
+
+
+def test_stacks_may_be_of_any_type_of_numbers():
+    rings, checked = Rings("cpu", WindowSpec(3, (0, 3)), frame_dtype="uint16"), 0
+    for _ in range(10):
+        rings.play(3, 5)
+        checked += rings.check()
+    assert checked > 100
 
 
 @pytest.mark.parametrize("device", DEVICES)

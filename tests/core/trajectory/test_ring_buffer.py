@@ -9,6 +9,7 @@ import torch
 from core.ops.returns import n_step_return
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from core.trajectory import ring_buffer
+from core.trajectory.frame_compression import StorageParams
 from core.trajectory.ring_buffer import Layout, Trajectories
 from core.trajectory.writer import ChunkWriter
 from tests.core.tapes import (
@@ -244,12 +245,18 @@ def test_numbers_are_not_rounded_to_the_dtype_of_a_field():
         writer.append(*step, {"count": np.full(2, 0.5, np.float32)})
 
 
-@pytest.mark.parametrize("name", ["reward", "priority", "written"])
+@pytest.mark.parametrize("name", ["reward", "priority", "written", "packed", "block_start", "state 0"])
 def test_fields_of_an_agent_replace_no_others(name):
     """An agent's field `reward` was learnt from in place of the environment's rewards."""
     with pytest.raises(ValueError, match=f"Agent.extras declares {name}, a name that is taken"):
         small_layout(
-            coded_spec((2, 3), 4), rows=24, chunk_length=4, num_envs=2, extras={name: ArraySpec((), "float32")}
+            coded_spec((2, 3), 4),
+            rows=24,
+            chunk_length=4,
+            num_envs=2,
+            extras={name: ArraySpec((), "float32")},
+            states=(ArraySpec((2,), "float32"),),
+            storage=StorageParams("lz4"),
         )
 
 
@@ -287,10 +294,14 @@ def test_a_snapshot_of_another_capacity_is_refused():
 
 
 def test_a_snapshot_without_memory_for_the_copy_is_an_error(monkeypatch):
-    _, trajectories, _ = fresh()
+    play, trajectories, writer = fresh(rows=2_400)
+    play.play(writer, 8)
     monkeypatch.setattr(ring_buffer, "available_bytes", lambda: 100)
     with pytest.raises(MemoryError):
         trajectories.state_dict()
+    # A ring that is hardly filled needs little.
+    monkeypatch.setattr(ring_buffer, "available_bytes", lambda: trajectories.layout.nbytes // 2)
+    assert len(trajectories.state_dict()["reward"][0]) < 100
 
 
 def write_without_end(trajectories: Trajectories, actor_ind: int, ready) -> None:
