@@ -8,7 +8,8 @@ Three options of the emulator are replaced on purpose:
   truncated episode bootstraps from that picture.
 
 With `use_fire_reset`, FIRE replaces the action after a lost life in evaluations: a greedy policy that never presses it
-would wait for the time limit. In training the action is the agent's, because stored actions must be those taken.
+would wait for the time limit. Games that ignore FIRE while they show the loss, as Gopher does, still wait. In training
+the action is the agent's, because stored actions must be those taken.
 """
 
 import csv

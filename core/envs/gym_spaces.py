@@ -387,8 +387,8 @@ def _of_space(space: Space, choices: Iterator[np.ndarray], numbers: Iterator[np.
 
 
 def _parts(space: Space) -> Iterator[Space]:
-    """Yield the spaces of nested Dicts and Tuples, in the order of gymnasium's `flatten`."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
+    """Yield the spaces of nested Dicts and Tuples, and empty ones, in the order of gymnasium's `flatten`."""
+    if isinstance(space, spaces.Dict | spaces.Tuple) and len(space.spaces):
         for part in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
             yield from _parts(part)
     else:
@@ -403,6 +403,8 @@ def _choices(space: Space) -> list[int]:
         return [int(size) for size in space.nvec.reshape(-1)]
     if isinstance(space, spaces.MultiBinary):
         return [2] * int(np.prod(space.shape))
+    if isinstance(space, spaces.Dict | spaces.Tuple):  # It is empty.
+        return []
     raise ValueError(str(space))
 
 

@@ -27,11 +27,11 @@ class MinAtarParams(EnvParams):
     sticky_action_prob: float = Field(default=0.1, ge=0.0, le=1.0)
     """Probability that the last action is repeated (MinAtar's protocol: 0.1)."""
     difficulty_ramping: bool = True
-    """Make games faster as they go on."""
+    """Make asterix, seaquest and space_invaders faster as they go on."""
     minimal_action_set: bool = True
     """Offer the actions of MinAtar/...-v1; without it all six, as MinAtar/...-v0."""
     max_steps: int = Field(default=5_000, ge=1, le=10**9)
-    """Agent steps after which an episode is truncated; the package itself never ends a game that goes well."""
+    """Agent steps after which an episode is truncated. The package itself ends freeway after 2,501 steps."""
     reward_clipping: Clipping = "none"
     """Clipping of rewards, in training only."""
 
@@ -66,7 +66,6 @@ class MinAtarEnv(Env):
             frame_stack=0,
             action=self._discrete,
             is_image=True,
-            max_value=1.0,
             frame_rate=FRAME_RATE,
         )
 

@@ -60,7 +60,7 @@ class RecallEnv(Env):
     def step(self, action: np.ndarray) -> TimeStep:
         action = checked_discrete(action, self._num_envs, self._actions)
         first, asked = self._ended, self._asked
-        reward = np.where(asked & ~first, np.where(action == self._cue, 1, -1), 0).astype(np.float32)
+        reward = np.where(asked, np.where(action == self._cue, 1, -1), 0).astype(np.float32)
         self._step += 1
         self._start(first)
         self._ended = self._step > self._params.delay

@@ -101,7 +101,7 @@ class EvaluatorParams:
     num_envs: int = Field(default=10, ge=1, le=10_000)
     """Episodes that the evaluator plays side by side."""
     max_steps: int = Field(default=27_000, ge=1, le=10**9)
-    """Agent steps after which an episode of an evaluation counts as truncated."""
+    """Agent steps after which an episode of an evaluation counts as truncated, unless the environment ends it first."""
     niceness: int = Field(default=5, ge=0, le=19)
     """Niceness of the evaluator's process, so that training goes first."""
     record_every: int = Field(default=0, ge=0, le=10**9)

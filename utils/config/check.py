@@ -206,6 +206,7 @@ def _speed(options: Options, agent: Agent, seconds: float, pace: Pace) -> tuple[
         actor = dataclasses.replace(options.actor, num_env_splits=1)
         played = dataclasses.replace(options, num_envs_per_actor=num_envs, actor=actor)
     costs, learner, output, batch = throughput.measure(played, agent.spec, seconds)
+    costs = costs._replace(update=costs.update * options.batch_size / played.batch_size)
     check_names(f"learner/{name}" for name in output.statistics)
     _test_priorities(options, output)
     warnings_found = [*_untrained(options, learner, batch), *_test_checkpoint(options, learner, batch)]

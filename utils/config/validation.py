@@ -39,7 +39,7 @@ def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
     """
     if options.num_envs_per_actor == 0:  # numbers are tried out later, beginning with the smallest
         options = dataclasses.replace(options, num_envs_per_actor=env_counts(options)[0])
-    found = [*_names(options), *_mode(options), *device_problems(options)]
+    found = [*names(options), *_mode(options), *device_problems(options)]
     if missing_classes(options):  # which was reported
         return found
     found += [*_classes(options), *_on_policy(options), *_schedule(options), *_captured(options), *_compiled(options)]
@@ -71,11 +71,12 @@ def environment_spec(options: Options) -> EnvSpec:
 
 
 # names and modes ------------------------------------------------------------------------------------------------------
-def _names(options: Options) -> Iterator[str]:
-    names = {"machine": options.machine, "timestamp": options.timestamp}
-    if wrong := [name for name, value in names.items() if value is None or not FILE_NAME.fullmatch(value)]:
+def names(options: Options) -> Iterator[str]:
+    """Yield problems of the names of a run's files, of its engine, and of the split of its environments."""
+    parts = {"machine": options.machine, "timestamp": options.timestamp}
+    if wrong := [name for name, value in parts.items() if value is None or not FILE_NAME.fullmatch(value)]:
         for name in wrong:
-            yield f"{name}={names[name]!r} may hold letters, digits and . _ + - only: it names files"
+            yield f"{name}={parts[name]!r} may hold letters, digits and . _ + - only: it names files"
     elif (size := len(os.fsencode(run_registry.longest_name(options.signature)))) > MAX_NAME_BYTES:
         yield (
             f"machine={options.machine!r} and timestamp={options.timestamp!r} make file names of {size} bytes, and no "

@@ -128,7 +128,8 @@ def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
         except Exception as error:  # A module of the user's own can fail in any way.
             raise ConfigurationError(f"{run.name}: {why_not(f'env_type={env_type}', error)}") from None
         if not env_type:
-            raise ConfigurationError(f"{run.name}: a CSV file does not say of which game it is; name folders of logs")
+            sources = "a CSV file does not, and a log folder needs run.json"
+            raise ConfigurationError(f"{run.name}: nothing says of which game it is: {sources}")
         if score is None:
             raise ConfigurationError(f"{run.name}: no human score is known for game={game} (env_type={env_type})")
         games.setdefault(normalized_name(str(game)), []).append(score)

@@ -31,6 +31,7 @@ INCHES_PER_LETTER = 0.09
 LEGEND_MARGIN = 0.6  # Inches of a legend's line sample, and of the space between two columns.
 NUM_THRESHOLDS = 100
 REPETITIONS = 2_000  # Bootstrap resamples.
+NO_DATE = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # Metadata by format.
 BOUNDS = (0.025, 0.975)  # Quantiles between which an interval lies.
 
 
@@ -277,6 +278,6 @@ def save(figure: Any, path: Path, formats: Sequence[str]) -> list[Path]:
     for kind in formats:
         written.append(path.with_name(f"{path.name}.{kind}"))
         with pyplot().rc_context({"svg.hashsalt": path.name}):
-            figure.savefig(written[-1], dpi=110, metadata={"Date": None} if kind == "svg" else None)
+            figure.savefig(written[-1], dpi=110, metadata=NO_DATE.get(kind))
     pyplot().close(figure)
     return written

@@ -17,7 +17,7 @@ from core.common.files import folder_lock
 from core.common.processes import Interrupts, die_with_parent
 from core.common.settings import dotted
 from utils import run_registry
-from utils.config import command_line
+from utils.config import command_line, validation
 from utils.config.rows import changed
 from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
@@ -84,13 +84,13 @@ def seeded(options: Options, name: str, seeds: Iterable[int]) -> list[Options]:
     """Return the options with each seed, as runs with the timestamp <name>-seed<N>.
 
     Raises:
-        ConfigurationError: a seed is out of bounds.
+        ConfigurationError: a seed is out of bounds, or a name cannot be that of files.
     """
     runs, errors = list[Options](), list[str]()
     for seed in seeds:
         run, refused = changed(options, {"timestamp": f"{name}-seed{seed}", "seed": seed})
         runs.append(run)
-        errors += [f"--seeds: {sentence}" for sentence in refused.values()]
+        errors += [f"--seeds: {sentence}" for sentence in refused.values()] or validation.names(run)
     if errors:
         raise ConfigurationError(errors)
     return runs

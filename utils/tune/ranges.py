@@ -45,7 +45,14 @@ RANGES: dict[str, dict[str, str]] = {  # By agent_type or row; the ranges of a r
     "dqn": {**VALUES, **BY_PRIORITY},
     "rainbow": {**VALUES, **BY_PRIORITY},
     "iqn": {**VALUES, **BY_PRIORITY},
-    "r2d2": {**VALUES, **BY_PRIORITY, "agent.burn_in": "0,4,10,20"},
+    # A batch's steps, and so the rate limiter's error buffer, are those of whole sequences.
+    "r2d2": {
+        **VALUES,
+        **BY_PRIORITY,
+        "agent.batch_size": "8,16,32,64",
+        "rate_limiter.samples_per_insert": "3..16:log",
+        "agent.burn_in": "0,4,10,20",
+    },
     "impala": ACTOR_CRITIC,
     "impact": {**ACTOR_CRITIC, "agent.clip_epsilon": "0.1..0.5", "agent.target_update_period": "1,2,4,8,16,32"},
     "ppo": {
@@ -101,7 +108,7 @@ def ranges(options: Options, wanted: Iterable[str], given: Container[str] = ()) 
     """
     known, of_agent = declared(options), RANGES.get(options.agent_type, {})
     ranges_of_row = {name: text for name, text in RANGES.get(options.config, of_agent).items() if name in known}
-    texts = [text.partition("=")[::2] for text in wanted]
+    texts = [(name.replace("-", "_"), text) for name, _, text in (each.partition("=") for each in wanted)]
     texts = texts or [(name, text) for name, text in ranges_of_row.items() if name not in given]
     names, parsed = Counter(name for name, _ in texts), []
     errors = [f"{name} has {count} ranges: give one" for name, count in names.items() if count > 1]
@@ -133,11 +140,12 @@ def _range(options: Options, name: str, text: str) -> Range:
         ValueError: the text is no range, or exceeds the bounds of the option.
     """
     annotation = declared(options)[name].annotation
-    is_json = "{" in text or "[" in text  # Colons and dots within JSON mark no range.
-    body, colon, log = (text, "", "") if is_json else text.partition(":")
-    low, dots, high = (body, "", "") if is_json else body.partition("..")
-    if colon and (log != "log" or not dots):
-        raise ValueError("only :log may follow, and only after a range")
+    # Colons and dots within JSON, and in package.module:Class, mark no range.
+    is_range = ".." in text and "{" not in text and "[" not in text
+    body, colon, log = text.partition(":") if is_range else (text, "", "")
+    low, dots, high = body.partition("..") if is_range else (text, "", "")
+    if colon and log != "log":
+        raise ValueError("only :log may follow a range")
     values = tuple(from_words([part], annotation) for part in ((low, high) if dots else split_values(body)))
     if dots and not (all(type(value) in (int, float) for value in values) and {int, float} & kinds(annotation)):
         raise ValueError("a range needs two numbers")

@@ -133,6 +133,8 @@ def test_an_invalid_choice_is_named_with_its_environment():
         (spaces.Box(-1, 1, (0,)), "have no choices and no numbers"),
         (spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (0, 2))]), "a part of them has none"),
         (spaces.Tuple([spaces.Discrete(2), spaces.MultiDiscrete([])]), "a part of them has none"),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Tuple([])]), "a part of them has none"),
+        (spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Dict({})}), "a part of them has none"),
     ],
 )
 def test_spaces_of_other_parts_are_refused(space, blamed):

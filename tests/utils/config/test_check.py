@@ -29,7 +29,7 @@ from main import main
 from tests.rows import PAIRS, skip_unless_installed
 from tests.selection import slow_except
 from utils.config import memory_budget, throughput, validation
-from utils.config.check import check, table, wide_console
+from utils.config.check import Pace, check, table, wide_console
 from utils.config.command_line import read_options
 from utils.config.throughput import StepCosts
 from utils.errors import ConfigurationError
@@ -591,6 +591,14 @@ def test_the_estimate_of_synchronous_collection_adds_up_what_takes_turns(options
     chosen = options("--config", "ppo-cartpole", "--num_actors", "2")  # 8 environments
     costs = StepCosts(1e-3, 4e-3, True, 8, 1)
     assert throughput.steps_per_second(chosen, costs, 10) == pytest.approx(1 / (1e-3 / 2 + 4e-3 / 80))
+
+
+def test_an_update_costs_as_much_as_the_whole_batch_where_fewer_environments_are_played(options, monkeypatch, capsys):
+    costs, measured = StepCosts(1e-3, 1e-3, True, 8, 1), throughput.measure
+    monkeypatch.setattr(throughput, "measure", lambda *arguments: (costs, *measured(*arguments)[1:]))
+    monkeypatch.setattr(Pace, "num_envs", lambda *_: 1)
+    check(options("--config", "ppo-cartpole"), seconds=0)  # whose batch has the steps of four environments
+    assert "250.0 updates/s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from utils.errors import ConfigurationError
 from utils.plot import __main__ as plot
 from utils.plot.curves import SCORE, alike, grouped, read, usable, write_csv
-from utils.plot.figures import draw_curves, draw_trials
+from utils.plot.figures import draw_curves, draw_trials, save
 
 # seed: score at 100, 200, 300 steps
 VALUES = {1: [1.0, 5.0, 9.0], 2: [3.0, 3.0, 0.0], 3: [8.0, 1.0, 3.0], 4: [2.0, 7.0, 4.0]}
@@ -117,6 +117,12 @@ def test_a_single_evaluation_is_drawn_as_a_point(run):
         ("o", [4]),
         ("o", [6]),
     ]
+
+
+def test_files_of_the_same_runs_are_the_same(run, tmp_path):
+    groups = grouped(read([run("local_1", [4.0, 5.0], "dqn-cartpole")], [SCORE]), ["config"])
+    for file in save(draw_curves(groups, ["steps"], "mean", ""), tmp_path / "curve", ["png", "svg", "pdf"]):
+        assert not any(word in file.read_bytes() for word in (b"CreationDate", b"<dc:date>"))
 
 
 def test_runs_without_a_common_step_are_reported(run, capsys):
@@ -449,5 +455,5 @@ def test_trials_are_drawn_whatever_the_values_of_a_choice_are(values):
 def test_a_csv_file_has_no_summary(tmp_path, run):
     data = tmp_path / "data.csv"
     write_csv(data, read([run("a", [1.0], "dqn-pong", env_type="atari", game="pong")], [SCORE]))
-    with pytest.raises(ConfigurationError, match="a CSV file does not say of which game it is"):
+    with pytest.raises(ConfigurationError, match="nothing says of which game it is: a CSV"):
         plot.by_game(read([data], [SCORE]))

@@ -185,6 +185,7 @@ def test_parallel_jobs_run_on_disjoint_cores(main, root):
             WORDS,
             "two different runs would both be named sweep_dqn-cartpole-address-host-1-seed1",
         ),
+        (("--vary", f"agent.learning_rate=0.1,0.1{250 * '0'}"), ("--steps", "1000"), "shorten them"),
     ],
 )
 def test_mistakes_are_reported_before_a_run_starts(main, root, capsys, arguments, words, message):

@@ -41,6 +41,7 @@ def options(root, config="dqn-cartpole"):
         ('env.kwargs={},{"gravity": 9.8, "length..log": 1}', ("{}", '{"gravity": 9.8, "length..log": 1}'), "choice"),
         ("rate_limiter.samples_per_insert=1..8", (1.0, 8.0), "range"),
         ("agent.learning_rate", (1e-4, 3e-3), "log"),
+        ("model_type=core.models.dqn:DQNMLP,dqn-mlp", ("core.models.dqn:DQNMLP", "dqn-mlp"), "choice"),
     ],
 )
 def test_a_range_has_the_type_of_its_option(root, text, values, kind):
@@ -60,7 +61,8 @@ def test_a_range_has_the_type_of_its_option(root, text, values, kind):
         ("agent.n_step=1..x", "two numbers"),
         ("agent.n_step=1,x", "must be a valid integer"),
         ("agent.exploration=linear..ladder", "two numbers"),
-        ("agent.learning_rate=1,2:log", "only :log"),
+        ("agent.learning_rate=1,2:log", "must be a valid number"),
+        ("agent.learning_rate=1e-4..1e-2:lin", "only :log"),
         ("agent.exploration=linear,cosine", "must be one of"),
     ],
 )
@@ -94,6 +96,18 @@ def test_declared_ranges_of_options_that_the_agent_lacks_are_left_out():
 
 def test_every_config_has_valid_default_ranges():
     assert [row["name"] for row in CONFIGS if len(ranges(from_row(row)[0], [])) <= 3] == []
+
+
+def test_names_may_have_hyphens_as_on_the_command_line(root):
+    assert ranges(options(root), ["agent.learning-rate=1e-4..1e-3:log"])[0].name == "agent.learning_rate"
+
+
+@pytest.mark.parametrize("row", [row["name"] for row in CONFIGS if row["name"].startswith("r2d2-")])
+def test_no_trial_of_r2d2_is_refused_for_the_size_of_its_batches(root, row):
+    tuned = {part.name: part.values for part in ranges(options_of(row, ["--updates", "9"], "tune", str(root)), [])}
+    largest, least = max(tuned["agent.batch_size"]), min(tuned["rate_limiter.samples_per_insert"])
+    words = f"--agent.batch_size {largest} --rate_limiter.samples_per_insert {least} --updates 9".split()
+    assert options_of(row, words, "tune", str(root)).batch_size == largest
 
 
 # studies ----------------------------------------------------------------------------------------------------------
