@@ -68,7 +68,9 @@ class ValidatedEnv(Env):
         return self._validate(timestep)
 
     def success(self, env_ind: int) -> bool | None:
-        return self._env.success(env_ind)
+        with self._foreign_code:
+            success = self._env.success(env_ind)
+        return None if success is None else bool(success)
 
     def render(self) -> np.ndarray:
         with self._foreign_code:

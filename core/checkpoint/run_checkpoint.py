@@ -59,7 +59,7 @@ def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Seque
         The folder of the new checkpoint.
 
     Raises:
-        CheckpointError: The disk is full, for instance; the old checkpoints stay as they were.
+        CheckpointError: The disk is full, for instance; at least the newest intact one of the old checkpoints stays.
         TypeError: A value could not be loaded again.
     """
     try:
@@ -87,8 +87,8 @@ def save(folder: Path, state: dict[str, Any], step: int, keep: int, parts: Seque
         sync_folder(folder)
         _prune(folder, checkpoint, keep)
     except OSError as error:
-        if error.errno == errno.ENOSPC and not parts and (older := checkpoints(folder)[:-1]):
-            _delete(older)  # the disk has room for fewer than `keep` and the new one
+        if error.errno == errno.ENOSPC and not parts and (dispensable := _dispensable(folder)):
+            _delete(dispensable)  # the disk has room for fewer than `keep` and the new one
             return save(folder, state, step, keep)
         raise CheckpointError(f"cannot write a checkpoint of step {step} in {folder}: {error}") from error
     return checkpoint
@@ -348,6 +348,16 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
     found = checkpoints(folder)
     position = found.index(newest)
     _delete([*found[: max(position + 1 - keep, 0)], *found[position + 1 :]])
+
+
+def _dispensable(folder: Path) -> list[Path]:
+    """Return all checkpoints but the newest intact one."""
+    found = checkpoints(folder)
+    for kept in reversed(found):
+        with suppress(OSError, CheckpointError):
+            _verified_files(kept)
+            return [path for path in found if path != kept]
+    return []
 
 
 def _delete(folders: Iterable[Path]) -> None:

@@ -52,7 +52,7 @@ class InlineEngine:
             torch.set_flush_denormal(False)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
-            for generator in self._generators.values():
+            for generator in reversed(self._generators.values()):  # the logger last, which the others report to
                 generator.close()
 
     def _run(self) -> int:

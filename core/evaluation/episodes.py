@@ -54,7 +54,7 @@ def results_of(episodes: Sequence[Episode], threshold: float | None) -> EpisodeR
     scores, lengths, truncated, successes = zip(*episodes)
     returns, solved = np.array(scores, np.float64), None
     if any(success is not None for success in successes):
-        solved = np.array([success is True for success in successes])
+        solved = np.array([bool(success) for success in successes])
     elif threshold is not None:
         solved = returns >= threshold
     return EpisodeResults(returns, np.array(lengths, np.int64), np.array(truncated), solved)

@@ -36,11 +36,14 @@ class QuietConsole(Console):
 
 
 class Progress:
-    """The progress line of a run. A closed standard output or a full disk does not stop the run."""
+    """The progress line of a run, which began so many seconds ago.
 
-    def __init__(self, options: RunOptions, console: Console):
+    A closed standard output or a full disk does not stop the run.
+    """
+
+    def __init__(self, options: RunOptions, console: Console, seconds: float = 0.0):
         self._options, self._console = options, console
-        self._began = time.monotonic()
+        self._began = time.monotonic() - seconds
         self._printed_at = float("-inf")
         self._recent = deque[tuple[float, dict[str, float]]]()  # time and values of the last RATE_SECONDS
         self._parts: list[str] = []  # of the newest line

@@ -73,7 +73,6 @@ def _evaluate(
     if results is None:
         return best
     score = float(np.mean(results.returns))
-    context.counters.record_evaluation(score, best, agent_steps)
     if score > best and _save(context, index, agent, agent_steps, score):
         best = score
     values = {
@@ -87,6 +86,8 @@ def _evaluate(
         values["solved_share"] = float(np.mean(results.solved))
     named = {EVALUATOR + name: value for name, value in values.items()}
     context.logs.write(context.process_ind("evaluator", index), named, agent_steps)
+    # Last, because a checkpoint counts it as made from here on.
+    context.counters.record_evaluation(score, best, agent_steps)
     return best
 
 

@@ -69,6 +69,7 @@ def learner(context: Context, index: int) -> Iterator[bool]:
                     context.parameters.publish(agent.model, version)
                 yield from learning.learn()
                 yield from learning.save(group)
+                profile.mark("checkpoint")
             except PeerLostError:
                 yield from learning.save_alone()
                 raise
@@ -450,5 +451,5 @@ def _unless_it_cannot_be_written(write: Callable[[], Result]) -> Result | None:
     try:
         return write()
     except (CheckpointError, MemoryError) as error:
-        log_to_stderr(f"checkpoint not written, those that are there stay as they were: {error}")
+        log_to_stderr(f"checkpoint not written, an older one stays: {error}")
         return None

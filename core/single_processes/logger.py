@@ -52,7 +52,8 @@ class _RunLog:
         self._files.write_facts("options", options.to_dict(), step)
         self._files.write_facts("versions", versions(), step)
         self._trackers = make_tracker_threads(options)
-        self._progress, self._shares = Progress(options, QuietConsole(context.terminal)), Shares()
+        seconds = context.logs.now() - context.logs.began  # a logger that replaces another goes on
+        self._progress, self._shares = Progress(options, QuietConsole(context.terminal), seconds), Shares()
         self._ends_period = Schedule(self._params.period, self._params.steps, step)
         self._shows_progress = Schedule(self._params.period, 0, step)
         self._records = list[Record]()  # of the period, without evaluations

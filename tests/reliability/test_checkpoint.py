@@ -104,6 +104,21 @@ def test_a_disk_without_room_for_one_more_keeps_the_newest_and_the_new_one(tmp_p
     assert_state(load(tmp_path)[0], 5)
 
 
+def test_a_full_disk_never_takes_the_only_intact_checkpoint(tmp_path: Path, monkeypatch) -> None:
+    for step in (1, 2):
+        save(tmp_path, state_of(step), step, keep=2)
+    flip_byte(tmp_path / "step_000000000002" / "learner.pt", 50)
+
+    def on_a_full_disk(path: Path, value: object) -> dict:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_checkpoint, "write_torch", on_a_full_disk)
+    for step in (1, 3):
+        with pytest.raises(CheckpointError, match="No space left"):
+            save(tmp_path, state_of(step), step, keep=2)
+        assert_state(load(tmp_path)[0], 1)
+
+
 def test_a_checkpoint_that_cannot_be_read_is_not_taken_for_damaged(tmp_path: Path, monkeypatch) -> None:
     for step in (1, 2):
         save(tmp_path, state_of(step), step, keep=2)

@@ -110,6 +110,13 @@ def test_numbers_beside_a_picture_must_be_finite():
         env.step(np.zeros(STREAMS, np.int64))
 
 
+def test_a_success_may_be_a_number_of_numpy(monkeypatch):
+    env = ValidatedEnv(Told(), STREAMS)
+    for stated, expected in ((np.True_, True), (np.False_, False), (None, None)):
+        monkeypatch.setattr(env._env, "success", lambda env_ind, stated=stated: stated)
+        assert env.success(0) is expected
+
+
 def test_a_result_that_is_no_time_step_is_an_error():
     env = ValidatedEnv(Told(), STREAMS)
     env._env.sound = ("observation", 0.0, False)
@@ -130,7 +137,9 @@ class Unreadable(Exception):
 ACTION = np.zeros(STREAMS, np.int64)
 
 
-@pytest.mark.parametrize("call", [("reset", 1), ("step", ACTION), ("send", ACTION), ("render",), ("close",)])
+@pytest.mark.parametrize(
+    "call", [("reset", 1), ("step", ACTION), ("send", ACTION), ("render",), ("success", 0), ("close",)]
+)
 @pytest.mark.parametrize(
     ("error", "message"),
     [

@@ -40,6 +40,28 @@ def test_a_second_request_ends_a_run_whose_environment_is_stuck(numbers, monkeyp
     assert signal.getsignal(signal.SIGINT) == before
 
 
+def test_after_an_error_the_logger_ends_last():
+    closed = []
+
+    def single_process(role):
+        def running(context, index):
+            try:
+                while not (context.run_state.stopped and role == "learner"):
+                    yield False
+                    if role == "actor":
+                        raise ValueError("a fault")
+            finally:
+                closed.append(role)
+
+        return running
+
+    roles = ("logger", "actor", "learner", "evaluator")
+    running = engine("logger", single_process("logger"))
+    running._context.roles = tuple((role, 0) for role in roles)
+    running._processes = {role: single_process(role) for role in roles}
+    assert running.run() and closed[-1] == "logger"
+
+
 def test_an_interrupted_test_ends_in_order():
     ended = []
 

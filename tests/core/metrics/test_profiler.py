@@ -156,7 +156,7 @@ def test_a_profiled_run_has_scalars_a_table_and_a_trace(root, capsys):
     assert {"wait", "pull", "forward", "environment", "write", "report"} == {
         name.split("/")[2] for name in shares if "/actor/" in name
     }
-    assert {"wait", "sample", "update", "priorities", "publish", "report"} == {
+    assert {"wait", "sample", "update", "priorities", "publish", "report", "checkpoint"} == {
         name.split("/")[2] for name in shares if "/learner/" in name
     }
     assert sum(value for name, value in shares.items() if "/actor/" in name) == pytest.approx(1)

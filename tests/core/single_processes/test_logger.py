@@ -690,6 +690,12 @@ def test_rates_are_means_over_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> 
         assert 150 <= steps <= 250 and 3 <= updates <= 5
 
 
+def test_the_clock_of_a_run_goes_on_with_another_logger() -> None:
+    output, options = io.StringIO(), SimpleNamespace(steps=None, updates=None, seconds=60.0)
+    Progress(options, Console(file=output, width=200), seconds=45.0).show(VALUES, None)
+    assert re.search(r"left 0:00:1[45]", output.getvalue())
+
+
 def test_a_closed_standard_output_stops_nothing() -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
