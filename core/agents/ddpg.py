@@ -5,7 +5,6 @@
 - Deviation: a truncated episode bootstraps from its final observation.
 """
 
-import torch
 from torch import Tensor
 
 from core.agents.base.continuous_control import ContinuousControl, ControlAgentParams, CriticLosses
@@ -20,7 +19,6 @@ class DDPG(ContinuousControl):
     supports_cuda_graphs = True
     required_output = "policy-value"
 
-    @torch.no_grad()
     def bootstrap(self, transitions: TransitionBatch) -> Tensor:
         observation = transitions.next_observation
         outputs: Tensor = self.target.critic(observation, self.target.policy(observation))

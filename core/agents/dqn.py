@@ -10,6 +10,7 @@
 from typing import Literal
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 
 from core.agents.base.action_values import MunchausenParams, QLearning, select_actions
@@ -50,7 +51,8 @@ class DQN(QLearning):
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
         transitions, target_outputs, _ = self.precomputed(batch)  # outputs of the target network
-        bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B], [B]
+        with torch.no_grad():
+            bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B], [B]
         targets = returns + transitions.bootstrap_discounts * bootstrap
         values = self.model(transitions.observation, ())[0]  # [B, A]
         q_taken = select_actions(values, transitions.action)

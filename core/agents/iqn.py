@@ -50,7 +50,8 @@ class IQN(QLearning):
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
         params, (transitions, target_outputs, _) = self.params, self.precomputed(batch)  # of the target network
-        bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B, N'], [B]
+        with torch.no_grad():
+            bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B, N'], [B]
         target = returns[:, None] + transitions.bootstrap_discounts[:, None] * bootstrap
         fractions = self._draw_fractions(len(batch.weights), params.quantiles)
         quantiles = self.model(QuantileInputs(transitions.observation, fractions), ())[0]  # [B, A, N]

@@ -13,6 +13,7 @@
 
 from typing import Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -74,7 +75,8 @@ class Rainbow(QLearning):
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
         params, (transitions, target_outputs, _) = self.params, self.precomputed(batch)
-        bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B, N], [B]
+        with torch.no_grad():
+            bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B, N], [B]
         discounts = transitions.bootstrap_discounts
         output = self.model(transitions.observation, ())[0]  # [B, A, N]
         taken = select_actions(output, transitions.action)

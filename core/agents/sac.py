@@ -70,7 +70,6 @@ class SAC(ContinuousControl):
         num_actions = self.spec.action.low.size  # type: ignore[union-attr]
         self._target_entropy = -float(num_actions) if params.target_entropy is None else params.target_entropy
 
-    @torch.no_grad()
     def bootstrap(self, transitions: TransitionBatch) -> Tensor:
         """Compute Q'(s_n, a) - temperature log pi(a | s_n) for an action of the current policy (1812.05905, eq. 3)."""
         action, log_density = self._sample(self.model.policy(transitions.next_observation))

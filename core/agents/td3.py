@@ -33,7 +33,6 @@ class TD3(DDPG):
     supports_cuda_graphs = True
     required_output = "policy-twin-value"
 
-    @torch.no_grad()
     def bootstrap(self, transitions: TransitionBatch) -> Tensor:
         """Compute the target critics' outputs at the target policy's action with clipped noise (equation 14)."""
         observation, clip = transitions.next_observation, self.params.smoothing_clip

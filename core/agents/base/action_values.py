@@ -252,7 +252,6 @@ class QLearning(ActionValueAgent):
         output: Tensor = model(observation, ())[0]
         return output
 
-    @torch.no_grad()
     def bootstrap(
         self, transitions: TransitionBatch, next_output: Tensor, output: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -188,7 +188,9 @@ class ContinuousControl(Agent):
         def differentiate(part: slice | None) -> Loss:
             selected, shares = transitions.select(part), weights if part is None else weights[part]
             outputs = self.model.critic(selected.observation, selected.action)
-            critics = self.critic_losses(selected, outputs, self.bootstrap(selected))
+            with torch.no_grad():
+                bootstrap = self.bootstrap(selected)
+            critics = self.critic_losses(selected, outputs, bootstrap)
             loss = critics.losses @ (shares / len(shares))
             self.online_vectors.differentiate(loss, self.online_vectors.critic)
             statistics = {"td_error": critics.priorities.mean(), **critics.statistics}

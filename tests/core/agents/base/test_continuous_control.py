@@ -243,7 +243,8 @@ def test_targets_alone_bootstrap_except_for_sacs_policy(kind):
 
     def bootstrap():
         torch.manual_seed(5)
-        return agent.bootstrap(step)
+        with torch.no_grad():
+            return agent.bootstrap(step)
 
     for network, matters in (
         (agent.model.policy, kind == "sac"),
@@ -252,11 +253,19 @@ def test_targets_alone_bootstrap_except_for_sacs_policy(kind):
         (agent.target.critic, True),
     ):
         before = bootstrap()
-        assert not before.requires_grad
         with torch.no_grad():
             for part in network.parameters():
                 part.mul_(1.5)
         assert torch.equal(before, bootstrap()) is not matters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_learnt_through_what_is_bootstrapped(kind, monkeypatch):
+    agent, enabled = make_agent(kind), []
+    bootstrap = agent.bootstrap  # A class of one's own may compute it by the network that learns.
+    monkeypatch.setattr(agent, "bootstrap", lambda step: enabled.append(torch.is_grad_enabled()) or bootstrap(step))
+    agent.learn(make_batch(agent))
+    assert enabled == [False]
 
 
 def test_td3_draws_a_noise_for_each_transition():

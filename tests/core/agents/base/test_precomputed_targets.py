@@ -66,6 +66,15 @@ def make_batch(agent, seed):
     return Batch(Window(*map(torch.from_numpy, fields), extras, states), keys, torch.rand(size))
 
 
+@pytest.mark.parametrize("name", [name for name in AGENTS if name != "r2d2"])
+def test_nothing_is_learnt_through_what_is_bootstrapped(name, monkeypatch):
+    agent, enabled = make_agent(name, "float32"), []
+    bootstrap = agent.bootstrap  # A class of one's own may compute it by the network that learns.
+    monkeypatch.setattr(agent, "bootstrap", lambda *given: enabled.append(torch.is_grad_enabled()) or bootstrap(*given))
+    agent.learn(make_batch(agent, 0))
+    assert enabled == [False]
+
+
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("name", AGENTS)
 def test_an_update_uses_what_was_precomputed_or_computes_it(name, precision):
