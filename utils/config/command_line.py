@@ -1,7 +1,7 @@
 """Read options from utils/options.py, a saved run and the command line.
 
-Every problem is found before a process or a folder is made, and all problems are printed at once. If main's early
-answer finds wrong options (utils/config/early_answer.py), they are printed before errors of their combination.
+Every problem is found before a process or a folder is made. Options that are wrong by themselves are printed together
+by main's early answer (utils/config/early_answer.py), before errors of their combination.
 """
 
 import dataclasses
