@@ -154,7 +154,8 @@ def test_the_fullest_gpu_of_several_learners_counts(refuse, monkeypatch):
         assert f"{8 << 30:,} are free on {full}" in refuse(*words)
 
 
-def test_a_gpu_config_warns_where_there_is_no_gpu(no_cuda, capsys):
+def test_a_gpu_config_warns_where_there_is_no_gpu(no_cuda, capsys, monkeypatch):
+    monkeypatch.setattr(memory_budget, "available_bytes", lambda: 64 << 30)
     assert read_options(["--config", "dqn-pong-gpu"]).device == "cpu"
     assert "device=auto is cpu, where learner.replay_device=learner is slow" in capsys.readouterr().err
     read_options(["--config", "dqn-pong-gpu", "--device", "cpu"])

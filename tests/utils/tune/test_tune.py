@@ -103,7 +103,8 @@ def test_names_may_have_hyphens_as_on_the_command_line(root):
 
 
 @pytest.mark.parametrize("row", [row["name"] for row in CONFIGS if row["name"].startswith("r2d2-")])
-def test_no_trial_of_r2d2_is_refused_for_the_size_of_its_batches(root, row):
+def test_no_trial_of_r2d2_is_refused_for_the_size_of_its_batches(root, row, monkeypatch):
+    monkeypatch.setattr("utils.config.memory_budget.available_bytes", lambda: 64 << 30)
     tuned = {part.name: part.values for part in ranges(options_of(row, ["--updates", "9"], "tune", str(root)), [])}
     largest, least = max(tuned["agent.batch_size"]), min(tuned["rate_limiter.samples_per_insert"])
     words = f"--agent.batch_size {largest} --rate_limiter.samples_per_insert {least} --updates 9".split()
