@@ -10,7 +10,7 @@ import hashlib
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -47,7 +47,8 @@ class LearnerGroup(ABC):
     def __init__(self, index: int, size: int):
         self.index, self.size = index, size
         self.lost_peer: PeerLostError | None = None  # set in an update that is finished without the others
-        # Called about once a second while an exchange waits; raises PeerLostError to end a wait without hope.
+        # Called about once a second while an exchange waits, and in long updates; raises PeerLostError to end a wait
+        # without hope.
         self.heartbeat: Callable[[], None] = _no_heartbeat
         self.gradient_dtype: torch.dtype | None = None  # in which gradients are sent; None leaves theirs
         self._has_exchanged = False  # in the current update
@@ -198,6 +199,13 @@ def group_of_several() -> LearnerGroup | None:
     """Return the group with which the current update exchanges; None outside of an update, and for one learner."""
     group = _GROUP.get()
     return group if group is not None and group.size > 1 else None
+
+
+def send_heartbeat() -> None:
+    """Send a heartbeat within a long update. The next exchange notices a lost learner."""
+    if (group := _GROUP.get()) is not None:
+        with suppress(PeerLostError):
+            group.heartbeat()
 
 
 def num_learners() -> int:

@@ -28,7 +28,7 @@ from core.runtime.context import Context
 from core.runtime.options import RunOptions
 
 RETRY_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds until a process that could not be started is tried again
-CHECKPOINT_FACTOR = 10  # times as long as other processes a learner may take that writes a large replay
+CHECKPOINT_FACTOR = 10  # times as long as other processes a learner may take that writes or reads a large replay
 
 
 def learner_threads(options: RunOptions) -> int:
@@ -178,16 +178,18 @@ class Supervisor:
 
     def _hang_reason(self, slot: ProcessSlot, process: ProcessHandle) -> str | None:
         """Return why a process that has not ended must be replaced, or None."""
-        params, now = self._options.supervisor, time.monotonic()
+        params, context, now = self._options.supervisor, self._context, time.monotonic()
         if process.lacks_node():
             slot.started = now  # start_timeout begins when a node has room
             return None
+        restores = context.resume_from is not None and not context.parameters.version
+        is_long = slot.role == "learner" and (restores or self._run_state.checkpoint_due)
+        factor = CHECKPOINT_FACTOR if is_long else 1
         if not self._run_state.has_started(slot.process_ind):
-            late = now - max(slot.started, self._resumed) > params.start_timeout
+            late = now - max(slot.started, self._resumed) > params.start_timeout * factor
             return f"did not start within {params.start_timeout:.0f} s (supervisor.start_timeout)" if late else None
         silence = min(self._run_state.seconds_since_heartbeat(slot.process_ind), now - self._resumed)
-        saves = slot.role == "learner" and self._run_state.checkpoint_due
-        if silence <= params.heartbeat_timeout * (CHECKPOINT_FACTOR if saves else 1):
+        if silence <= params.heartbeat_timeout * factor:
             return None
         return f"sent no heartbeat for {silence:.0f} s (supervisor.heartbeat_timeout)"
 

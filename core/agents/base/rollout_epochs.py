@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from core.agent import Agent, AgentParams
 from core.common.settings import frozen_dataclass
-from core.distributed.learner_group import all_reduce_and, all_reduce_sum, num_learners
+from core.distributed.learner_group import all_reduce_and, all_reduce_sum, num_learners, send_heartbeat
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer
 from core.model import disable_host_sync
@@ -94,6 +94,7 @@ class RolloutEpochs:
             shuffled = samples.select(torch.rand(num_samples, device=apply_if.device).argsort())
             weight = continues.to(torch.float32)
             for part in _equal_parts(num_samples, self._minibatches):
+                send_heartbeat()
                 report, stepped = self._step(loss_of, shuffled.select(part), part.stop - part.start, continues)
                 applied = applied & (~continues | stepped)
                 reports.append(report)

@@ -73,9 +73,16 @@ class Run:
             learner=SimpleNamespace(checkpoint_replay=False, threads=1),
             logger=SimpleNamespace(tracker_timeout=0.0),
         )
-        context = SimpleNamespace(options=params, run_state=self.run_state, roles=roles, memories={})
+        self.context = SimpleNamespace(
+            options=params,
+            run_state=self.run_state,
+            roles=roles,
+            memories={},
+            resume_from=None,
+            parameters=SimpleNamespace(version=0),
+        )
         self.room = 0
-        self.supervisor = Supervisor(context, self)
+        self.supervisor = Supervisor(self.context, self)
 
     # the launcher's part
     def prepare(self):
@@ -401,6 +408,21 @@ def test_a_process_that_does_not_start_is_replaced(monkeypatch):
 
     run.script = script
     assert run.supervisor.run() == 0 and run.said("did not start within 180 s (supervisor.start_timeout)")
+
+
+@pytest.mark.parametrize(("restored_at", "exit_code"), [(1_700, 0), (2_000, 4)])
+def test_a_learner_may_take_ten_times_as_long_to_read_its_checkpoint(restored_at, exit_code, monkeypatch):
+    run = Run(monkeypatch, ("learner", 0))
+    run.context.resume_from = "checkpoint"
+
+    def script(seconds):
+        if seconds >= restored_at:
+            run.run_state.heartbeat(0)
+            run.context.parameters.version = 5
+            run.end_all()
+
+    run.script = script
+    assert run.supervisor.run() == exit_code
 
 
 def test_a_failure_of_the_launcher_ends_the_run_and_kills_what_has_no_process(monkeypatch):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from core.agents.base.rollout_epochs import CompiledStep, RolloutEpochs
 from core.agents.ppo import PPOParams
+from core.distributed.learner_group import PeerLostError, SingleLearner
 from core.learning.gradients import Loss
 
 TRUE = torch.tensor(True)
@@ -61,6 +62,18 @@ def test_no_epoch_follows_one_that_was_the_last(planned):
     assert descent.weight.item() == short.weight.item() != 0 and bool(applied)
     assert (float(statistics["slope"]), float(statistics["epochs"])) == (2.0, 1.0)
     assert descent.part.optimizer.state_dict()["updates"] == descent.part.steps == 6
+
+
+def test_every_minibatch_sends_a_heartbeat_which_no_lost_learner_ends():
+    descent, group, beats = Descent([1.0] * 6, epochs=3, minibatches=2), SingleLearner(), []
+
+    def heartbeat():
+        beats.append(len(descent.seen))
+        raise PeerLostError("learner 1 was lost")
+
+    group.heartbeat = heartbeat
+    group.run(descent.learn)
+    assert beats == [0, 1, 2, 3, 4, 5]
 
 
 def test_another_epoch_is_asked_for_by_the_last_minibatch_of_an_epoch():
