@@ -61,7 +61,7 @@ def measure(options: Options, spec: EnvSpec, seconds: float) -> tuple[StepCosts,
 
     def has_window(trajectories: Trajectories, agent: Agent) -> bool:
         if not batches and trajectories.written()[0] > agent.window.length - (agent.window.stride > 0):
-            batches.append(_batch(trajectories, agent, options.batch_size))
+            batches.append(_batch(trajectories, agent, options))
         return bool(batches)
 
     threads = 1 if options.engine == "inline" else learner_threads(options)
@@ -191,11 +191,12 @@ def _acting(options: Options, spec: EnvSpec, seconds: float, has_enough: HasEnou
         return passed / (steps * num_envs)
 
 
-def _batch(trajectories: Trajectories, agent: Agent, batch_size: int) -> Batch:
-    """Return a batch of the first window of each environment, repeated; half of them count as replayed."""
-    keys = SampleIds(np.arange(batch_size) % trajectories.layout.num_envs, np.zeros(batch_size, np.int64))
-    window = trajectories.gather(*keys, agent.window)
-    return Batch(window, keys, torch.ones(batch_size), torch.arange(batch_size) % 2 == 0)
+def _batch(trajectories: Trajectories, agent: Agent, options: Options) -> Batch:
+    """Return a batch of the first window of each environment, repeated; half of them count as replayed, if any may."""
+    count, on_policy = options.batch_size, options.memory_class.on_policy
+    keys = SampleIds(np.arange(count) % trajectories.layout.num_envs, np.zeros(count, np.int64))
+    fresh = (torch.arange(count) % 2 == 0) | on_policy
+    return Batch(trajectories.gather(*keys, agent.window), keys, torch.ones(count), fresh, on_policy)
 
 
 def _updating(agent: Agent, batch: Batch, seconds: float) -> tuple[float, bool, LearnerOutput]:

@@ -437,7 +437,7 @@ def test_a_non_finite_loss_is_a_problem(options, monkeypatch):
 def test_an_update_that_changes_nothing_is_unsound(options):
     chosen = options("--config", "impala-cartpole", "--agent.lr_schedule_updates", "9", *SMALL)
     object.__setattr__(chosen.agent, "baseline_cost", 9e299)  # far beyond its bounds
-    assert not throughput.measure(chosen, validation.environment_spec(chosen), 0)[0].sound
+    assert not throughput.measure(chosen, validation.validation.environment_spec(chosen), 0)[0].sound
 
 
 def test_an_agent_that_a_checkpoint_does_not_restore_is_a_problem(options, monkeypatch):
@@ -585,6 +585,13 @@ def test_samples_per_step_follow_the_rate_limiter_or_strategy(words, expected, o
 def test_the_estimate_is_the_smallest_bound(words, costs, expected, options):
     chosen = options("--config", "dqn-cartpole", *words)
     assert throughput.steps_per_second(chosen, costs, 1) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("memory_type", "on_policy"), [("rollouts", True), ("queue", False)])
+def test_an_update_is_tried_with_data_as_the_memory_gives_it(memory_type, on_policy, options):
+    chosen = options("--config", "ppo-cartpole", "--memory_type", memory_type)
+    *_, batch = throughput.measure(chosen, validation.environment_spec(chosen), 0)
+    assert batch.on_policy == on_policy and batch.fresh.all() == on_policy
 
 
 def test_the_estimate_of_synchronous_collection_adds_up_what_takes_turns(options):
