@@ -29,7 +29,7 @@ import torch
 from core.acting.validated_env import split_joint_actions
 from core.agent import Agent, Exploration
 from core.checkpoint import model_file
-from core.checkpoint.run_checkpoint import STEP_FOLDER
+from core.checkpoint.run_checkpoint import STEP_FOLDER, checkpoints
 from core.common.exit_codes import BAD_CHECKPOINT, BAD_OPTIONS
 from core.common.settings import dotted
 from core.evaluation.episodes import EpisodeResults, play_episodes
@@ -111,9 +111,10 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
     if code == 0:
         return run
     if interrupted and code in (INTERRUPTED, -signal.SIGINT):
-        raise KeyboardInterrupt(
-            f'run {run.signature} was interrupted: train("{config}", resume="{run.signature}") continues it'
-        )
+        hint = "it has no checkpoint"
+        if checkpoints(run.checkpoint_folder):
+            hint = f'train("{config}", resume="{run.signature}") continues it'
+        raise KeyboardInterrupt(f"run {run.signature} was interrupted: {hint}")
     problems = [line.removeprefix("error: ") for line in output if line.startswith("error: ")]
     if code in (BAD_OPTIONS, BAD_CHECKPOINT) and problems:
         raise ConfigurationError(problems, code)
@@ -246,7 +247,7 @@ class Policy:
         Args:
             observation: [*spec.observation_shape] or [N, ...], as the environment class of the row returns it.
             state: State that the last call returned, () for networks without memory. If None, episodes start.
-            reward: Reward of the last action, a number or [N]; input of R2D2's networks.
+            reward: Reward of the last action, a number or [N]; input of R2D2's networks, 0 where an episode starts.
             first: [N] bool, True where an episode starts; the initial state then replaces `state`.
             action_mask: [A] or [N, A], the legal actions; needed if `spec.has_action_mask`, else not allowed.
 
@@ -257,6 +258,7 @@ class Policy:
         count = len(observations)
         rewards = _one_for_each("reward", reward, np.float32, count)
         first = _one_for_each("first", first, bool, count) | (state is None)
+        rewards = np.where(first, np.float32(0), rewards)  # as in training, where no action led to a first observation
         ones, legal = np.ones(count, np.float32), self._legal(action_mask, count)
         timestep = TimeStep(observations, rewards, ones, first, np.zeros(count, bool), rewards, legal)
         recurrent = initial = self.agent.initial_state(count)

@@ -177,6 +177,16 @@ def test_an_argument_of_another_length_is_refused(arguments, message, trained):
         trained("r2d2").load().act(np.zeros((3, 4)), **arguments)
 
 
+def test_no_reward_led_to_an_episodes_first_observation(trained):
+    policy, observations = trained("r2d2").load(), np.ones((2, 4), np.float32)
+    _, played = policy.act(observations, reward=[0.5, 0.5])
+    _, with_reward = policy.act(observations, played, reward=[3.0, 3.0], first=[True, False])
+    _, without = policy.act(observations, played, reward=[0.0, 0.0], first=[True, False])
+    for one, other in zip(with_reward, without):
+        assert np.array_equal(one[0], other[0])
+    assert any((one[1] != other[1]).any() for one, other in zip(with_reward, without))
+
+
 def test_an_evaluation_needs_an_episode(trained):
     with pytest.raises(ValueError, match="episodes is 0, expected at least 1"):
         trained("dqn").load().evaluate(0)

@@ -28,6 +28,8 @@ from utils.run_registry import SavedRun
 # Options that a saved run does not hand on: each start has its own.
 OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "actor.device", "resume", "model_file", "render",
                  "record", "profile", "profile_trace", "episodes", "check", "root", "seconds")
+# Sections that say nothing of what is learnt.
+BESIDE = ("evaluator", "logger", "supervisor", "ray", "video")
 # Options and sections that no continuation may change.
 FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.distribution", "agent.optimizer",
          "agent.rmsprop_centered", "agent.squash_actions", "agent.v_min", "agent.v_max", "agent.rescaling_eps", "env",
@@ -354,7 +356,7 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
     made = STEP_FOLDER.fullmatch(newest.name)
     if made and options.steps is not None and int(made[1]) >= options.steps:
         done = f"{run} has made {int(made[1]):,} agent steps: give a larger --steps to train it further"
-        if different:  # else its last evaluation may be missing
+        if any(name.partition(".")[0] not in BESIDE for name in different):  # else its last evaluation may be missing
             return [f"{done}; steps={options.steps} counts the whole run"]
         told.append(done)
     fixed = [*FIXED]

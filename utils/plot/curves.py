@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from core.common.console import log_to_stderr
 from core.metrics import file_writers
 from utils import run_registry
-from utils.config.command_line import OF_THIS_START
+from utils.config.command_line import BESIDE, OF_THIS_START
 from utils.config.rows import CHOICES, SECTIONS
 from utils.errors import ConfigurationError
 from utils.factory import suggestion
@@ -42,7 +42,6 @@ OVERSHOOT = 1.02  # Factor on a run's steps up to which evaluations still belong
 MAX_GRID_POINTS = 200  # Points of a curve over several runs.
 MAX_LISTED = 5  # Errors that are listed if no source can be read.
 STOPS = ("steps", "updates", "seconds", "target_score")
-BESIDE = ("evaluator", "logger", "supervisor", "ray", "video")
 COUNTS = ("config", "model_file", "evaluator.max_steps")  # Exceptions, which count despite the rules above.
 NAMES = ("run", "config", "method", "seed")  # Settings of a Run that a CSV gives, too.
 
@@ -156,8 +155,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    data = path.read_bytes()
-    lines = [file_writers.parse_line(text) for text in data[: data.rfind(b"\n") + 1].splitlines()]
+    with path.open("rb") as file:
+        lines = [file_writers.parse_line(text) for text in file if text.endswith(b"\n")]
     if None in lines:
         _report_skipped(path, lines.count(None))
     return [line for line in lines if line is not None]
@@ -246,16 +245,14 @@ def _names(run: str, config: str | None = None, game: str | None = None) -> dict
 def curve_of(lines: Iterable[dict[str, Any]], metric: str = SCORE) -> Curve:
     """Return the curve of a metric in lines of a metrics.jsonl, without points that a resumed run has superseded.
 
-    A run resumed from an earlier checkpoint writes again the steps after that checkpoint. Its first line is at the
-    checkpoint's steps. The steps of log periods otherwise rise, so that a fall marks the resume.
+    A run resumed from an earlier checkpoint writes again the steps after that checkpoint. Its first line is that of a
+    log period at the checkpoint's steps. Other lines of log periods are never at fewer steps than evaluations before.
     """
     points: list[tuple[float, float, float]] = []
-    reached = 0
     for line in lines:
         if PERIOD in line["values"]:
-            while line["step"] < reached and points and points[-1][0] > line["step"]:
+            while points and points[-1][0] > line["step"]:
                 points.pop()
-            reached = line["step"]
         if (value := line["values"].get(metric)) is not None:
             while points and points[-1][0] >= line["step"]:
                 points.pop()

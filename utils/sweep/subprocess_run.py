@@ -163,13 +163,15 @@ class ChildRun:
     def start(self, cores: Collection[int]) -> None:
         """Train on these cores from the newest checkpoint. The run saves and ends if this process dies.
 
-        A run without a checkpoint starts again; its earlier log folder moves to the folder of `output`.
+        A run without a checkpoint starts again without its model; its earlier log folder moves to the folder of
+        `output`.
         """
         self.output.parent.mkdir(parents=True, exist_ok=True)
         resume = bool(checkpoints(self.options.checkpoint_folder))
         if not resume and self.options.log_folder.exists():
             aside = self.output.with_name(f"{self.output.stem}-begun-again-{time.time_ns()}")
             os.replace(self.options.log_folder, aside)
+            self.options.model_path.unlink(missing_ok=True)
         before = os.sched_getaffinity(0)
         with self.output.open("a") as output:
             try:

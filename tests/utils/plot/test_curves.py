@@ -90,6 +90,12 @@ def test_steps_that_a_resumed_run_gave_up_are_left_out(run):
     assert curve.steps.tolist() == [90, 190, 295] and curve.values.tolist() == [1, 2, 3]
 
 
+def test_an_evaluation_that_no_log_period_follows_is_given_up_too(run):
+    lines = [line(step, step, **{"global/agent_steps": step}) for step in (100, 200, 200)]
+    lines.insert(2, evaluation(280, 280, 99.0))  # the run was killed and continues from 200
+    assert read_curve(run("a", [*lines, evaluation(310, 400, 2.0)]) / "metrics.jsonl").values.tolist() == [2.0]
+
+
 def test_the_late_score_averages_the_last_fifth_of_the_steps():
     curve = Curve(np.array([100.0, 800, 1_010]), np.arange(3.0), np.array([50.0, 2, 4]))
     assert late_score(curve, 1_000) == 3  # 800 of 1,000 counts

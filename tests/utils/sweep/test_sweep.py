@@ -330,7 +330,11 @@ def test_a_run_without_a_checkpoint_restarts_and_keeps_old_files(main, root):
     folder = root / "logs" / "sweep_dqn-cartpole-seed1"
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text('{"step": 1, "time": 0, "seconds": 0, "values": {}}\n')
+    model = root / "models" / "sweep_dqn-cartpole-seed1.pth"
+    model.parent.mkdir(exist_ok=True)
+    model.write_text("of the start before")
     assert main("--seeds", "1") == 0
+    assert not model.exists() or model.read_bytes() != b"of the start before"
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 10
     (kept,) = root.glob("logs/sweep/*begun-again*/metrics.jsonl")
     assert len(kept.read_text().splitlines()) == 1
