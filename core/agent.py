@@ -199,7 +199,8 @@ class Agent(ABC):
     @cached_property
     def model(self) -> Model:
         """The network that acts and whose parameters are shared; built on first access."""
-        return self._make_model()
+        with torch.inference_mode(False):  # the first access may be that of `act`
+            return self._make_model()
 
     @cached_property
     def device(self) -> torch.device:
@@ -236,7 +237,11 @@ class Agent(ABC):
     def exploration(
         self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator
     ) -> Exploration:
-        """Make the exploration of one actor in training."""
+        """Make the exploration of one actor in training, which `act` gets.
+
+        With `actor.num_env_splits`, the agent of an actor makes that of each of its parts. `actor_ind` and `num_actors`
+        count the parts of all actors then.
+        """
 
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> Exploration | None:
         """Make the exploration of evaluations. If None, evaluations are greedy."""
@@ -289,7 +294,8 @@ class Agent(ABC):
             position = bootstrap_position(lasts)[None, :, None].expand(1, -1, masks.shape[2])
             moved += [masks[0], masks.gather(0, position)[0]]
         action, returns, discounts, *legal = (field.to(self.device) for field in moved)
-        return TransitionBatch(observations[0], action, returns, discounts, observations[1], *legal)
+        first, following = legal or (None, None)
+        return TransitionBatch(observations[0], action, returns, discounts, observations[1], first, following)
 
     @abstractmethod
     def init_learner(self) -> None:

@@ -1,6 +1,6 @@
 """Data that crosses rooms: time steps, windows, batches, and the inputs and outputs of networks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,12 +99,14 @@ class TransitionBatch(NamedTuple):
     next_observation: Tensor  # [B, ...] that the target bootstraps from
     legal: Tensor | None = None  # [B, A] actions that were legal; None if the environment has no masks
     next_legal: Tensor | None = None  # [B, A] actions that are legal in the observation bootstrapped from
+    extras: Mapping[str, Tensor] = {}  # [B, ...] fields that an agent adds for its losses
 
     def select(self, part: slice | None) -> "TransitionBatch":
         """Return some of the transitions. If `part` is None, return all."""
         if part is None:
             return self
-        return TransitionBatch._make(None if field is None else field[part] for field in self)
+        extras = {name: field[part] for name, field in self.extras.items()}
+        return TransitionBatch._make([*(None if field is None else field[part] for field in self[:-1]), extras])
 
 
 class ActorCriticOutput(NamedTuple):

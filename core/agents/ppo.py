@@ -9,8 +9,8 @@
   and targets are corrected by V-trace, which equals GAE where policies are alike.
 - A2C is PPO with one epoch of one minibatch (2205.09123).
 - Deviations: a truncated episode bootstraps from its final observation; the step after an episode's end, where no
-  action was taken, is left out of all means, so minibatches differ a little in size. Statistics of observations are
-  updated after a rollout was learnt from, so that ratios begin at 1.
+  action was taken, is left out of the loss and its means. So minibatches differ a little in size. Statistics of
+  observations are updated after a rollout was learnt from, so that ratios begin at 1.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,8 @@ class PPOParams(RolloutAgentParams, ActorCriticAgentParams):
     normalize_advantages: bool = True
     """Normalise advantages by mean and deviation of each minibatch."""
     normalize_rewards: bool = False
-    """Divide rewards by the deviation of discounted returns so far, and clip them to +- 10."""
+    """Divide rewards by the deviation of discounted returns so far, and clip them to +- 10. The 0 of an episode's first
+    observation counts as a return."""
     target_kl: float = Field(default=0.0, ge=0, le=1e6)
     """Nats of KL(mu || pi) in the last minibatch of an epoch after which the update ends; 0 is off."""
     rho_bar: float = Field(default=1.0, gt=0, le=1e30)

@@ -25,7 +25,8 @@ from core.ops.shapes import check_scalar
 NO_GRADIENT = (
     "the loss gave no parameter of this optimiser a gradient. Those of DDPG, D4PG, TD3 and SAC step one vector: "
     "`vectors = self.online_vectors`, then `vectors.differentiate(loss, vectors.critic)` and "
-    "`self.critic_optimizer.apply(loss)`, not `step` or `minimise`"
+    "`self.critic_optimizer.apply(loss)`, not `step` or `minimise`. `policy_loss` reaches the policy "
+    "alone: a learnt scalar needs a loss and an optimiser of its own, as SAC's temperature"
 )
 OptimizerName = Literal["adam", "radam", "rmsprop"]
 

@@ -12,7 +12,7 @@ from core.model import Model
 from core.ops.actions import ladder
 from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
-from core.types import Batch, SampleIds, TimeStep, Window
+from core.types import Batch, SampleIds, TimeStep, TransitionBatch, Window
 
 SPEC = EnvSpec("numbers", ArraySpec((1,), "float32"), 0, Discrete(2))
 
@@ -225,11 +225,20 @@ def test_a_model_with_too_few_values_is_an_error():
         agent.act(step, (), None)
 
 
+def test_some_transitions_have_their_own_extras():
+    fields = [torch.arange(4.0) + number for number in range(5)]
+    batch = TransitionBatch(*fields, extras={"weight": torch.arange(4.0) + 9})
+    some = batch.select(slice(1, 3))
+    assert [field.tolist() for field in some[:5]] == [[1.0 + number, 2.0 + number] for number in range(5)]
+    assert some.extras["weight"].tolist() == [10.0, 11.0] and some.legal is some.next_legal is None
+    assert batch.select(None) is batch
+
+
 def test_environments_of_all_actors_share_one_epsilon_ladder():
-    agent = make_agent(exploration="ladder")
+    agent = make_agent(exploration="ladder", apex_epsilon_base=0.5, apex_epsilon_alpha=3.0)
     generator = np.random.default_rng(0)
     rungs = np.concatenate([agent.exploration(index, 2, 4, generator).epsilon for index in range(2)])
-    assert sorted(rungs, reverse=True) == pytest.approx([0.4 ** (1 + 7 * i / 7) for i in range(8)])
+    assert sorted(rungs, reverse=True) == pytest.approx([0.5 ** (1 + 3 * i / 7) for i in range(8)])
 
 
 def test_epsilon_falls_from_the_first_update_on():
