@@ -25,24 +25,15 @@ class MemoryParams:
 
 def batch_state(batch: Batch) -> dict[str, Any]:
     """Return a batch as tensors and plain values, from which `batch_of` makes it again."""
-    window, keys = batch.window, [torch.from_numpy(column) for column in batch.keys]
-    return {
-        "window": [*window[:6]],
-        "extras": window.extras,
-        "states": [*window.states],
-        "weights": batch.weights,
-        "fresh": batch.fresh,
-        "on_policy": batch.on_policy,
-        "keys": keys,
-    }
+    keys = [torch.from_numpy(column) for column in batch.keys]
+    return {**batch._asdict(), "window": [*batch.window], "keys": keys, "precomputed": None}
 
 
 def batch_of(state: dict[str, Any]) -> Batch:
     """Return the batch of a `batch_state`, as copies."""
-    stored = Window._make([*state["window"], state["extras"], tuple(state["states"])])
-    window, weights, fresh = tree_map(Tensor.clone, (stored, state["weights"], state["fresh"]))
-    keys = SampleIds(*(column.numpy().copy() for column in state["keys"]))
-    return Batch(window, keys, weights, fresh, state["on_policy"])
+    stored = Window._make(state["window"]), state["keys"], state["weights"], state["fresh"]
+    window, keys, weights, fresh = tree_map(Tensor.clone, stored)
+    return Batch(window, SampleIds(*map(Tensor.numpy, keys)), weights, fresh, state["on_policy"])
 
 
 class Memory(ABC):

@@ -52,10 +52,8 @@ class ValidatedEnv(Env):
         return self._validate(timestep)
 
     def step(self, action: np.ndarray) -> TimeStep:
-        self._steps += 1
-        with self._foreign_code:
-            timestep = self._env.step(action)
-        return self._validate(timestep)
+        self.send(action)
+        return self.recv()
 
     def send(self, action: np.ndarray) -> None:
         with self._foreign_code:
@@ -153,9 +151,6 @@ class JointActionsEnv(ValidatedEnv):
         self.spec = replace(env.spec, action=Discrete(env.spec.action.num_joint_actions, nvec))
         combinations = split_joint_actions(self.spec.action, np.arange(env.spec.action.num_joint_actions))
         self._places = combinations + np.cumsum(nvec) - nvec  # [A, choices] of each combination in a mask of choices
-
-    def step(self, action: np.ndarray) -> TimeStep:
-        return super().step(split_joint_actions(self.spec.action, action))
 
     def send(self, action: np.ndarray) -> None:
         super().send(split_joint_actions(self.spec.action, action))

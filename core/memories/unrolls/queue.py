@@ -110,7 +110,8 @@ class QueueStrategy(ReplayStrategy):
         self._dropped += count
 
     def on_batch_complete(self) -> None:
-        self._free_slots, self._drawn_slots = self._free_slots + self._drawn_slots, []
+        self._free_slots += self._drawn_slots
+        self._drawn_slots = []
 
     def statistics(self) -> dict[str, float]:
         return {

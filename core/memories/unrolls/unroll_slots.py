@@ -85,7 +85,7 @@ class CompressedFrames:
     def state_dict(self) -> dict[str, Any]:
         """Return the blocks as tensors and plain values."""
         blocks, checks = zip(*self._blocks.values()) if self._blocks else ((), ())
-        data = torch.from_numpy(np.frombuffer(b"".join(blocks), np.uint8).copy())
+        data = torch.from_numpy(np.frombuffer(bytearray().join(blocks), np.uint8))  # one copy
         return {"slots": list(self._blocks), "sizes": [*map(len, blocks)], "checks": [*checks], "data": data}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
