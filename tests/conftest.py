@@ -30,6 +30,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def torch_seed() -> None:
+    """Seed torch, so that what a test draws does not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def root(tmp_path):
     """Return a folder for --root whose name contains a space and a non-ASCII letter."""

@@ -15,10 +15,15 @@ from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import Batch, QuantileInputs, SampleIds, TimeStep, Window
 
 STATES, ACTIONS, QUANTILES, BATCH, N_STEP, GAMMA = 5, 3, 4, 32, 2, 0.9
-ALPHA, TEMPERATURE, CLIP = 0.9, 0.3, -1.0
+ALPHA, TEMPERATURE, CLIP = 0.9, 0.3, -0.5
 SPEC = EnvSpec("table", ArraySpec((1,), "float32"), 0, Discrete(ACTIONS))
 GENERATOR = np.random.default_rng(2)
-MUNCHAUSEN = {"munchausen_alpha": ALPHA, "munchausen_temperature": TEMPERATURE, "double_q": False}
+MUNCHAUSEN = {
+    "munchausen_alpha": ALPHA,
+    "munchausen_temperature": TEMPERATURE,
+    "munchausen_clip": CLIP,
+    "double_q": False,
+}
 
 
 class Table(Model):

@@ -70,20 +70,23 @@ def test_a_lost_life_has_discount_zero_and_does_not_end_the_game(breakout):
 
 
 def test_a_lost_life_counts_neither_in_evaluation_nor_by_machado():
-    for params, training in ((AtariParams(**PLAIN), False), (AtariParams(protocol="machado"), True)):
+    cases = (AtariParams(**PLAIN), False), (AtariParams(protocol="machado"), True)
+    for params, training in (*cases, (AtariParams(**PLAIN, life_loss=False), True)):
         steps = play(AtariEnv(params, "breakout", 2, training=training), 350)
         assert sum(step.last.sum() for step in steps) > 0
         assert all((step.discount == 1.0 - step.last).all() for step in steps)
 
 
-def test_an_episode_is_truncated_at_max_frames_with_discount_one():
-    env = AtariEnv(AtariParams(**PLAIN, max_frames=40), "pong", 2, num_threads=2)
-    steps = play(env, 35)
-    lasts = [t for t, step in enumerate(steps) if step.last.all()]
-    assert lasts == [10, 21, 32]  # 10 actions of 4 frames, then the step that restarts
-    assert all(steps[t].discount.all() for t in lasts)
-    assert [t for t, step in enumerate(steps) if step.first.all()] == [0, 11, 22, 33]
-    assert not steps[11].observation[:, :3].any() and steps[11].observation[:, 3].any()
+@pytest.mark.parametrize(("frameskip", "ends"), [(4, [10, 21, 32]), (2, [20, 41])])
+def test_an_episode_is_truncated_at_max_frames_with_discount_one(frameskip, ends):
+    env = AtariEnv(AtariParams(**PLAIN, max_frames=40, frameskip=frameskip), "pong", 2, num_threads=2)
+    steps = play(env, ends[-1] + 3)
+    assert env.spec.frames_per_step == frameskip
+    assert [t for t, step in enumerate(steps) if step.last.all()] == ends  # a step restarts after each
+    assert all(steps[t].discount.all() for t in ends)
+    assert [t for t, step in enumerate(steps) if step.first.all()] == [0, *(t + 1 for t in ends)]
+    start = steps[ends[0] + 1].observation
+    assert not start[:, :3].any() and start[:, 3].any()
 
 
 def test_a_truncated_episode_ends_with_its_true_last_frame():
@@ -197,9 +200,11 @@ def test_the_spec_describes_the_steps():
     assert env.spec.observation_shape == (4, 84, 84, 3)
 
 
-@pytest.mark.parametrize(("grayscale", "size"), [(True, 84), (False, 84), (True, (64, 48))])
-def test_the_rendered_game_equals_the_thread_pools(grayscale, size):
-    params = AtariParams(**PLAIN, grayscale=grayscale, resolution=size, max_frames=1200)
+@pytest.mark.parametrize(
+    "changes", [{}, {"grayscale": False}, {"resolution": (64, 48)}, {"maxpool": False, "frameskip": 3}]
+)
+def test_the_rendered_game_equals_the_thread_pools(changes):
+    params = AtariParams(**PLAIN, **changes, max_frames=600)
     pooled = play(AtariEnv(params, "breakout", 1), 500)
     drawn_env = AtariEnv(params, "breakout", 1, render_mode="rgb_array")
     drawn = play(drawn_env, 500)

@@ -35,11 +35,6 @@ every_network = pytest.mark.parametrize("network", SIZES, ids=lambda network: ne
 every_memory = pytest.mark.parametrize("lstm", [0, 32])
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(3)
-
-
 def make(network, lstm=0, **settings):
     return network(network.Params(lstm=lstm, **settings), SIZES[network][0])
 

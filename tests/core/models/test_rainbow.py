@@ -26,11 +26,6 @@ every_network = pytest.mark.parametrize("network", SPECS, ids=lambda network: ne
 every_head = pytest.mark.parametrize("dueling, noisy", [(False, False), (False, True), (True, False), (True, True)])
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(11)
-
-
 def make(network, **settings):
     return network(network.Params(**settings), SPECS[network])
 

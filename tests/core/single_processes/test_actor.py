@@ -111,6 +111,27 @@ def test_an_actor_lowers_its_priority_in_its_own_process_only(context, monkeypat
     assert nices == asked
 
 
+def test_parameters_are_pulled_every_so_many_steps_of_the_actor(context, monkeypatch):
+    played, pulls, threads, make_env = [], [], [], Context.make_env
+
+    def pull(store, model, version):
+        pulls.append(len(played))
+        return store.version
+
+    def make_watched_env(context, *args, num_threads, **named):
+        threads.append(num_threads)
+        return make_env(context, *args, num_threads=num_threads, **named)
+
+    monkeypatch.setattr(ParameterStore, "pull", pull)
+    monkeypatch.setattr(Context, "make_env", make_watched_env)
+    context.options.actor = ActorParams(parameter_pull_period=4 * ENVS, env_threads=3)
+    running = actor(context, 0)
+    for _ in range(12):
+        played.append(next(running))
+    assert all(played) and pulls == [0, 4, 8] and threads == [3]
+    running.close()
+
+
 @pytest.mark.parametrize(
     ("device", "of_actors", "expected"),
     [

@@ -24,6 +24,7 @@ from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import Batch, SampleIds, Window, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
 from tests.reliability.test_inline import train
+from utils.config import memory_budget
 from utils.config.command_line import read_options
 from utils.config.validation import environment_spec
 
@@ -214,7 +215,8 @@ def test_only_strategies_that_use_priorities_receive_them():
         (("--config", "ppo-pong"), False),
     ],
 )
-def test_targets_of_large_images_are_computed_ahead(root, words, expected):
+def test_targets_of_large_images_are_computed_ahead(root, words, expected, monkeypatch):
+    monkeypatch.setattr(memory_budget, "available_bytes", lambda: 1 << 40)
     options = read_options(["--root", str(root), *words])
     spec = environment_spec(options)
     assert _precomputes(SimpleNamespace(options=options, spec=spec), options.make_agent(spec)) is expected

@@ -276,18 +276,6 @@ def test_td3_draws_a_noise_for_each_transition():
     assert float(noise.std(0).min()) == pytest.approx(0.2, rel=0.1) and abs(float(noise.mean())) < 0.02
 
 
-def test_sac_bootstraps_from_the_current_policy_with_entropy():
-    agent = make_agent("sac", temperature=0.3)
-    agent.target_vectors.both.mul_(0.8)  # so that it matters which network is asked
-    step = agent.transitions(make_batch(agent))
-    torch.manual_seed(5)
-    found = agent.bootstrap(step)
-    torch.manual_seed(5)
-    action, log_density = agent._sample(agent.model.policy(step.next_observation))
-    expected = agent.target.critic(step.next_observation, action)[:, :, 0] - 0.3 * log_density
-    assert torch.allclose(found[:, :, 0], expected, atol=1e-5) and not torch.equal(found[0], found[1])
-
-
 def test_sac_bounds_the_deviations_of_its_policy():
     agent = make_agent("sac")
     outputs = [torch.cat([torch.zeros(4, 3), torch.full((4, 3), value)], 1) for value in (2.0, 90.0, -20.0, -90.0)]

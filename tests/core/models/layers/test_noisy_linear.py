@@ -16,11 +16,6 @@ SPECS = {DQNCNN: ((84, 84), 4), DQNSmall: ((42, 42), 4), DQNMinAtar: ((10, 10, 4
 every_model = pytest.mark.parametrize("network", SPECS, ids=lambda network: network.__name__)
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(7)
-
-
 def spread_layer(inputs=6, outputs=5):
     """Return a layer with distinct sigmas."""
     layer = NoisyLinear(inputs, outputs)
