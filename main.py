@@ -64,13 +64,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def run(options: Options, terminal: Terminal) -> int:
     """Train or test to the end and return the exit code. Raises ConfigurationError before a process is started."""
-    elastic, part = ElasticRun(options), options
+    elastic = ElasticRun(options)
     while True:
-        exit_code, ended, learners = run_part(part, terminal)
-        if (next_part := elastic.next_options(ended, exit_code, learners)) is None:
+        exit_code, options, learners = run_part(options, terminal)
+        next_options = elastic.next_options(options, exit_code, learners)
+        if next_options is None:
             return elastic.exit_code(exit_code)
-        gc.collect()  # launcher and Ray have cycles, with which the part's memory and its lock of the folder stay
-        part = next_part
+        gc.collect()  # else reference cycles of launcher and Ray keep the part's memory, and its lock of the folder
+        options = next_options
 
 
 def run_part(options: Options, terminal: Terminal) -> tuple[int, Options, int | None]:

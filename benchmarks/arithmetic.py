@@ -30,7 +30,7 @@ from core.agents.td3 import TD3
 from core.device.recorded_work import CompiledCallable
 from core.device.torch_runtime import use_threads
 from core.learning.precision import has_large_products, in_bf16, use_onednn_products
-from core.learning.updates import EagerUpdates, GraphedUpdate, StagedBatches, Updates
+from core.learning.updates import EagerUpdates, GraphedUpdate, StagedBatches, Updater
 from core.models.actor_critic import ImpalaCNN, MinAtarAC, SmallAC
 from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall, RainbowCNN, RainbowMinAtar
 from core.models.policy_critic import D4PGMLP, DDPGMLP, SACMLP, TD3MLP
@@ -105,7 +105,7 @@ def make_update(
 
     agent = kind(kind.Params(**settings), spec, make_model)
     agent.init_learner()
-    batch, updates = make_batch(agent), cast(Updates, EagerUpdates(agent, microbatch_on_oom=False))
+    batch, updates = make_batch(agent), cast(Updater, EagerUpdates(agent, microbatch_on_oom=False))
     if compiled:
 
         def compiled_work(work: Callable[[], None], cycle: int) -> CompiledCallable:

@@ -186,7 +186,7 @@ def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Cal
 
         def from_rows() -> int:
             learn(source.get(0.0))  # type: ignore[arg-type]
-            return learn.count
+            return learn.updates_per_call
 
         return from_rows
     batch, staged = (

@@ -105,7 +105,8 @@ class Agent(ABC):
     actions: ClassVar[type | UnionType]  # of core/specs.py: Discrete, MultiDiscrete, Continuous, Mixed, or several
     uses_action_masks: ClassVar[bool] = False  # it takes legal actions of TimeStep.action_mask only, and learns so
     window_kinds: ClassVar[tuple[WindowKind, ...]]  # kinds of windows that it can learn from
-    # Option whose value a run trains and keeps -> option that is set where it trains it.
+    # Option whose value training adapts from its start -> option that switches this on: SAC's temperature ->
+    # learn_temperature. Checkpoints keep what was learnt, and a resumed run goes on with it.
     trained_options: ClassVar[Mapping[str, str]] = {}
     burn_in_steps: int = 0  # steps of one window before those that are learnt from
     run_progress: float = 0.0  # share of the run that is over, 0 to 1; the learner sets it before each update
@@ -131,13 +132,13 @@ class Agent(ABC):
         return 1
 
     @classmethod
-    def precomputes(cls, params: Any) -> bool:
+    def can_precompute(cls, params: Any) -> bool:
         """Return True if a large part of an update can be computed before it, by `precompute`."""
         return False
 
     @classmethod
     def max_joint_actions(cls, params: Any) -> int:
-        """Return up to how many combinations of choices of a MultiDiscrete space it takes as Discrete actions."""
+        """Return the largest number of joint actions of a MultiDiscrete space that the agent takes as Discrete ones."""
         return 0
 
     @classmethod
@@ -147,7 +148,7 @@ class Agent(ABC):
 
     @classmethod
     def replay_options(cls, params: Any) -> list[str]:
-        """Return the options that are set although they act on replayed steps alone."""
+        """Return the options that are set and act on replayed steps alone. Without replay they are refused."""
         return []
 
     @classmethod
@@ -239,8 +240,8 @@ class Agent(ABC):
     ) -> Exploration:
         """Make the exploration of one actor in training, which `act` gets.
 
-        With `actor.num_env_splits`, the agent of an actor makes that of each of its parts. `actor_ind` and `num_actors`
-        count the parts of all actors then.
+        With `actor.num_env_splits`, each split of an actor's environments has its own. `actor_ind` and `num_actors`
+        then count the splits of all actors.
         """
 
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> Exploration | None:
@@ -281,21 +282,22 @@ class Agent(ABC):
             raise ValueError(
                 f"{type(self).__name__}.window has no observation {max(missing)}, which {n_step}-step returns need"
             )
-        fields = window.rewards, window.discounts, window.lasts
-        rewards, discounts, lasts = (field[: n_step + 1] for field in fields)
-        returns, discounts = n_step_return(rewards, discounts, lasts, gamma)
+        rewards, discounts, lasts = (field[: n_step + 1] for field in (window.rewards, window.discounts, window.lasts))
+        returns, bootstrap_discounts = n_step_return(rewards, discounts, lasts, gamma)
         stored = window.observations
         if spec.observations != (0, n_step):
             stored = torch.stack([stored[spec.observations.index(step)] for step in (0, n_step)])
         stored = stored.to(self.device, non_blocking=True)  # [2, B, ...]
         observations = self.model.preprocess(stored.flatten(0, 1)).unflatten(0, stored.shape[:2])
-        moved = [window.actions[0], returns, discounts]
+        fields = [window.actions[0], returns, bootstrap_discounts]
         if (masks := window.extras.get(ACTION_MASK)) is not None:  # [T + 1, B, A]
             position = bootstrap_position(lasts)[None, :, None].expand(1, -1, masks.shape[2])
-            moved += [masks[0], masks.gather(0, position)[0]]
-        action, returns, discounts, *legal = (field.to(self.device) for field in moved)
-        first, following = legal or (None, None)
-        return TransitionBatch(observations[0], action, returns, discounts, observations[1], first, following)
+            fields += [masks[0], masks.gather(0, position)[0]]
+        action, returns, bootstrap_discounts, *legal_masks = (field.to(self.device) for field in fields)
+        legal, next_legal = legal_masks or (None, None)
+        return TransitionBatch(
+            observations[0], action, returns, bootstrap_discounts, observations[1], legal, next_legal
+        )
 
     @abstractmethod
     def init_learner(self) -> None:
@@ -312,7 +314,7 @@ class Agent(ABC):
     def precompute(self, batch: Batch) -> Any:
         """Compute `Batch.precomputed` for a later `learn` while another thread makes earlier updates.
 
-        Only agents with `precomputes` implement this. What earlier updates have made invalid, `learn` computes again.
+        Only agents that `can_precompute` implement this. What earlier updates made invalid, `learn` computes again.
         """
         raise NotImplementedError(f"{type(self).__name__} computes nothing before its updates")
 

@@ -59,7 +59,7 @@ class Discrete(NamedTuple):
         return f"{self.num_actions:,} actions{combined}"
 
     @property
-    def choices(self) -> tuple[int, ...]:
+    def choice_sizes(self) -> tuple[int, ...]:
         """Return the number of actions of each choice; their sum is the length of a policy's logits and of a mask."""
         return (self.num_actions,)
 
@@ -80,7 +80,7 @@ class MultiDiscrete(NamedTuple):
         return f"{len(self.nvec)} choices at once among {_times(self.nvec)}"
 
     @property
-    def choices(self) -> tuple[int, ...]:
+    def choice_sizes(self) -> tuple[int, ...]:
         """Return the number of actions of each choice; their sum is the length of a policy's logits and of a mask."""
         return self.nvec
 
@@ -132,7 +132,7 @@ class Mixed(NamedTuple):
         return f"{MultiDiscrete(self.nvec).description}, and {numbers}"
 
     @property
-    def choices(self) -> tuple[int, ...]:
+    def choice_sizes(self) -> tuple[int, ...]:
         """Return the number of actions of each choice; their sum is the length of a mask."""
         return self.nvec
 
@@ -217,7 +217,7 @@ class EnvSpec:
         """Return shape and dtype of one environment's mask of legal actions; None if it has none."""
         if not self.has_action_mask or isinstance(self.action, Continuous):
             return None
-        return ArraySpec((sum(self.action.choices),), "bool")
+        return ArraySpec((sum(self.action.choice_sizes),), "bool")
 
 
 @dataclass(frozen=True)

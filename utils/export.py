@@ -87,7 +87,7 @@ class ActingNetwork(nn.Module):
             inputs["previous_action"] = torch.from_numpy(generator.integers(-1, num_actions, batch_size))
             inputs["reward"] = torch.from_numpy(generator.normal(size=batch_size).astype(np.float32))
         if spec.action_mask:
-            begins = np.cumsum(spec.action.choices) - spec.action.choices  # type: ignore[union-attr]
+            begins = np.cumsum(spec.action.choice_sizes) - spec.action.choice_sizes  # type: ignore[union-attr]
             mask = generator.random((batch_size, *spec.action_mask.shape)) < 0.5
             mask[:, begins] = True  # an action of each choice
             inputs[ACTION_MASK] = torch.from_numpy(mask)

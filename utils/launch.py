@@ -197,7 +197,7 @@ class ElasticRun:
 
     def __init__(self, options: Options):
         self._begin, self._seconds = time.monotonic(), options.seconds
-        self._losses: list[float] = []  # monotonic seconds of those in the last supervisor.restart_window
+        self._lost_at: list[float] = []  # monotonic seconds in the last supervisor.restart_window, of lost learners
         self._learners = 0  # of the last part that started
 
     def next_options(self, options: Options, exit_code: int, learners: int | None) -> Options | None:
@@ -212,13 +212,13 @@ class ElasticRun:
             return None
         params, now = options.supervisor, time.monotonic()
         if exit_code != DONE:
-            self._losses = [loss for loss in self._losses if now - loss < params.restart_window] + [now]
-        if len(self._losses) > params.max_restarts:
+            self._lost_at = [lost for lost in self._lost_at if now - lost < params.restart_window] + [now]
+        if too_often := len(self._lost_at) > params.max_restarts:
             log_to_stderr(
-                f"supervisor: learners were lost {len(self._losses)} times within {params.restart_window:g} s "
+                f"supervisor: learners were lost {len(self._lost_at)} times within {params.restart_window:g} s "
                 "(supervisor.restart_window), more than supervisor.max_restarts; the run ends"
             )
-        if len(self._losses) > params.max_restarts or not run_checkpoint.checkpoints(options.checkpoint_folder):
+        if too_often or not run_checkpoint.checkpoints(options.checkpoint_folder):
             log_to_stderr(f"supervisor: {resume_command_hint(options)}")
             return None
         if exit_code != BAD_OPTIONS:

@@ -129,7 +129,7 @@ class ValidatedEnv(Env):
         """Allow all actions where the episode has terminated and the environment allows none."""
         space = self._env.spec.action
         assert timestep.action_mask is not None and not isinstance(space, Continuous)
-        begins = np.cumsum((0, *space.choices[:-1]), dtype=np.int64)
+        begins = np.cumsum((0, *space.choice_sizes[:-1]), dtype=np.int64)
         able = np.asarray(np.logical_or.reduceat(timestep.action_mask, begins, axis=1).all(1))  # [E], in each choice
         if able.all():
             return timestep
@@ -241,7 +241,7 @@ def random_actions(
         drawn = [random_actions(part, num_envs, generator, mask) for part, mask in parts]
         return np.concatenate(drawn, 1, dtype=np.float32)
     if legal is not None and not isinstance(space, Continuous):
-        return random_legal_actions(legal, space.choices, generator).reshape(num_envs, *space.array.shape)
+        return random_legal_actions(legal, space.choice_sizes, generator).reshape(num_envs, *space.array.shape)
     if isinstance(space, Discrete):
         return generator.integers(space.num_actions, size=num_envs)
     if not isinstance(space, Continuous):

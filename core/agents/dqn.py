@@ -50,7 +50,7 @@ class DQN(QLearning):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        transitions, target_outputs, _ = self.precomputed(batch)  # outputs of the target network
+        transitions, target_outputs, _ = self.inputs_and_target_outputs(batch)
         with torch.no_grad():
             bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B], [B]
         targets = returns + transitions.bootstrap_discounts * bootstrap

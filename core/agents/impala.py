@@ -81,7 +81,8 @@ class Impala(SumLossAgent):
         logits, values, actions = output.logits[:-1], output.value, self.taken_actions(window)  # [T, B, P], [T + 1, B]
         behaviour_logits, behaviour_values = window.extras["logits"][:-1], window.extras["value"][:-1]
         valid = ~window.lasts[:-1]  # [T, B]: steps where an action was taken
-        fresh, included = valid if batch.fresh is None else valid & batch.fresh.to(self.device), valid
+        fresh = valid if batch.fresh is None else valid & batch.fresh.to(self.device)
+        included = valid
         if params.relevance != "none":
             included = valid & (fresh | self._is_relevant(logits.detach(), behaviour_logits))
         log_probs, entropies = self.policy.log_probs(logits, actions), self.policy.entropies(logits)

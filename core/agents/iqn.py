@@ -49,7 +49,7 @@ class IQN(QLearning):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        params, (transitions, target_outputs, _) = self.params, self.precomputed(batch)  # of the target network
+        params, (transitions, target_outputs, _) = self.params, self.inputs_and_target_outputs(batch)
         with torch.no_grad():
             bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B, N'], [B]
         target = returns[:, None] + transitions.bootstrap_discounts[:, None] * bootstrap

@@ -126,7 +126,7 @@ class R2D2(QLearning):
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
         params, after_burn_in = self.params, slice(self.params.burn_in, None)
-        (window, firsts), (target_values,), _ = self.precomputed(batch)  # target_values: [U + n, B, A]
+        (window, firsts), (target_values,), _ = self.inputs_and_target_outputs(batch)  # target_values: [U + n, B, A]
         values = self._unroll(self.model, window, firsts)  # [U + n, B, A]
         with torch.no_grad():
             legal = window.extras[ACTION_MASK][after_burn_in] if self.spec.has_action_mask else None  # [U + n, B, A]

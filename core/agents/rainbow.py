@@ -74,7 +74,7 @@ class Rainbow(QLearning):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def loss(self, batch: Batch) -> Loss:
-        params, (transitions, target_outputs, _) = self.params, self.precomputed(batch)
+        params, (transitions, target_outputs, _) = self.params, self.inputs_and_target_outputs(batch)
         with torch.no_grad():
             bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B, N], [B]
         discounts = transitions.bootstrap_discounts

@@ -288,11 +288,8 @@ class SyncChecker:
                 )
         if self._compares_states():
             self._next_comparison = (self.updates // self._period + 1) * self._period
-        return LearnerStatus(
-            any(status.stopped for status in statuses),
-            statuses[0].checkpoint_due,
-            all(status.has_batch for status in statuses),
-            *statuses[0][3:],
+        return statuses[0]._replace(
+            stopped=any(status.stopped for status in statuses), has_batch=all(status.has_batch for status in statuses)
         )
 
     def _compares_states(self) -> bool:

@@ -461,7 +461,7 @@ class MaskReader:
     def __init__(self, where: str, action: ActionSpec, space: Space):
         if isinstance(action, Continuous):
             raise ValueError(f"env.action_mask={where} needs choices, and the environment's actions are continuous")
-        self.size, self._path = sum(action.choices), None if where == "info" else where.split(".")
+        self.size, self._path = sum(action.choice_sizes), None if where == "info" else where.split(".")
         if self._path:
             part: Any = space
             for name in self._path:

@@ -52,7 +52,7 @@ class MicroBatcher:
     def __init__(self) -> None:
         self.size = 0
 
-    def gradient(
+    def set_gradients(
         self, parameters: Sequence[nn.Parameter], total: int, sums: bool, differentiate: Differentiate
     ) -> Loss:
         """Set the gradients of the parameters to those of a batch.
@@ -115,7 +115,7 @@ class MicroBatcher:
 
 @contextmanager
 def use_microbatches(microbatcher: MicroBatcher) -> Iterator[None]:
-    """Let `Optimizer.gradient_of` compute gradients from microbatches that fit into memory."""
+    """Let `Optimizer.set_gradients` compute gradients from microbatches that fit into memory."""
     token = MICROBATCHER.set(microbatcher)
     try:
         yield

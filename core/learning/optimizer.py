@@ -139,7 +139,7 @@ class Optimizer:
         ValueError: the schedule has no lr_schedule_updates, and "step" or a missing `run_progress` needs them.
     """
 
-    # Steps that were taken or skipped. Of planned ones those that python makes, as it does once in a captured graph.
+    # Steps taken or skipped. `apply` counts them in Python, which a graph launch does not run, so `plan` catches up.
     steps_begun = 0
     _planned: ScheduledTensor | None = None  # learning rates of the planned steps
     _last_lr: float | Tensor  # of the last step; of a planned one on the device
@@ -244,7 +244,7 @@ class Optimizer:
                 loss.loss.backward()
             return loss._replace(loss=loss.loss.detach())
 
-        loss = self.gradient_of(total, differentiate)
+        loss = self.set_gradients(total, differentiate)
         return loss, *self.apply(loss.loss, apply_if)
 
     def skip(self, count: int) -> None:
@@ -252,14 +252,14 @@ class Optimizer:
         self._steps += count
         self.steps_begun += count
 
-    def gradient_of(self, total: int, differentiate: Differentiate) -> Loss:
+    def set_gradients(self, total: int, differentiate: Differentiate) -> Loss:
         """Set the gradients to those of a batch of `total` windows, computed by `differentiate`.
 
         Within `use_microbatches`, they are computed from microbatches if the whole batch does not fit.
         """
         if (microbatcher := MICROBATCHER.get()) is None:
             return differentiate(None)
-        return microbatcher.gradient(self._parameters, total, self._sums, differentiate)
+        return microbatcher.set_gradients(self._parameters, total, self._sums, differentiate)
 
     def step(self, loss: Tensor, apply_if: Any = True) -> tuple[Tensor, Any]:
         """Backpropagate, then `apply`."""

@@ -120,8 +120,8 @@ class Bfloat16Weights:
         return Bfloat16Weights(copy.deepcopy(self._layers, memo))
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Let the layers hold the copies. Within another `in_place` this does nothing."""
+    def swapped_in(self) -> Iterator[None]:
+        """Let the layers hold the copies. Within another `swapped_in` this does nothing."""
         if self._in_use:
             yield
             return
@@ -180,7 +180,7 @@ def _has_statistics(layer: nn.Module) -> bool:
 
 def _with_bf16_weights(function: Any) -> Any:
     def function_in_bf16(network: Any, *arguments: Any, **named: Any) -> Any:
-        with network.bf16_weights.in_place():
+        with network.bf16_weights.swapped_in():
             return tree_map(_to_float32, function(network, *arguments, **named))
 
     return function_in_bf16

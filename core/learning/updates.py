@@ -130,7 +130,7 @@ def _buffers_of(network: nn.Module) -> list[Tensor]:
 class EagerUpdates:
     """Call `agent.learn` once a batch. With `microbatch_on_oom`, batches that exceed the GPU's memory are split."""
 
-    count = 1  # updates of a call
+    updates_per_call = 1
     is_planned = False
 
     def __init__(self, agent: Agent, microbatch_on_oom: bool):
@@ -145,7 +145,7 @@ class EagerUpdates:
         self.metrics.add(output)
         return output
 
-    def samples(self, batch: Batch) -> int:
+    def count_samples(self, batch: Batch) -> int:
         """Return the agent steps that a call with this batch learned from."""
         return self._agent.count_samples(batch)
 
@@ -163,7 +163,7 @@ def can_capture(agent: type[Agent], params: Any, count: int) -> bool:
 class StagedBatches:
     """Copy each batch into tensors of the device that stay the same, for one update a call. All have one size."""
 
-    count = 1
+    updates_per_call = 1
     generators = ()
 
     def __init__(self, agent: Agent, device: torch.device):
@@ -192,22 +192,25 @@ class StagedBatches:
         else:
             self.priorities.copy_(priorities)
 
-    def num_samples(self, batch: Batch) -> int:
+    def count_samples(self, batch: Batch) -> int:
         return self._agent.count_samples(batch)
 
 
 class DeviceReplayBatches:
-    """Sample each batch from a replay on the device and write its priorities there, for `count` updates a call."""
+    """Sample each batch from a replay on the device and write its priorities there, for `updates_per_call` updates."""
 
     priorities: Tensor | None = None
 
-    def __init__(self, agent: Agent, memory: DeviceMemory, batch_size: int, count: int, device: torch.device):
-        self._agent, self._memory, self._batch_size, self.count, self.device = agent, memory, batch_size, count, device
+    def __init__(
+        self, agent: Agent, memory: DeviceMemory, batch_size: int, updates_per_call: int, device: torch.device
+    ):
+        self._agent, self._memory, self._batch_size, self.device = agent, memory, batch_size, device
+        self.updates_per_call = updates_per_call
         self.generators = (memory.generator,)
 
     def load(self, memory: DeviceMemory) -> None:
         """Plan what changes between samples. This is not captured."""
-        memory.plan(self.count)
+        memory.plan(self.updates_per_call)
 
     def sample(self) -> Batch:
         batch, self._leaf_indices = self._memory.sample(self._batch_size)
@@ -217,13 +220,13 @@ class DeviceReplayBatches:
         if priorities is not None:
             self._memory.update_priorities(self._leaf_indices, priorities)
 
-    def num_samples(self, memory: DeviceMemory) -> int:
+    def count_samples(self, memory: DeviceMemory) -> int:
         """Return all steps learnt from, also those that end an episode: counting them would wait for the device."""
-        return self.count * self._batch_size * self._agent.samples_per_window
+        return self.updates_per_call * self._batch_size * self._agent.samples_per_window
 
 
 class GraphedUpdate:
-    """Run `count` updates a call.
+    """Run one or several updates a call.
 
     - Learning rates and all else that changes between updates in a known way are scheduled on the device before each
       call.
@@ -246,41 +249,43 @@ class GraphedUpdate:
         capture: bool,
         compiled: Callable[[Callable[[], None], int], Callable[[], None]] | None = None,
     ):
-        self._agent, self._batches, self.count = agent, batches, batches.count
-        self.is_planned = can_capture(type(agent), agent.params, self.count) or compiled is not None
+        self._agent, self._batches, self.updates_per_call = agent, batches, batches.updates_per_call
+        self.is_planned = can_capture(type(agent), agent.params, self.updates_per_call) or compiled is not None
         if capture and not self.is_planned:
-            raise ValueError(f"{self.count} updates of {type(agent).__name__} at once cannot be captured")
-        self._graph: Callable[[], None] = self._run_updates
+            raise ValueError(f"{self.updates_per_call} updates of {type(agent).__name__} at once cannot be captured")
+        self._launch: Callable[[], None]
         if compiled is None:
-            self._graph = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
-        elif not agent.compile_parts(compiled):
-            self._graph = compiled(self._run_updates, agent.update_cycle(agent.params))
+            self._launch = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
+        elif agent.compile_parts(compiled):
+            self._launch = self._run_updates  # in Python, because their parts are compiled
+        else:
+            self._launch = compiled(self._run_updates, agent.update_cycle(agent.params))
         self._buffers, self.metrics = StoredBuffers(agent), MetricAccumulator(batches.device)
 
     def __call__(self, batch: Any) -> LearnerOutput:
         """Launch the updates. On CUDA this returns before they finish; `statistics` reads their metrics."""
         self._batches.load(batch)
         if self.is_planned:
-            self._agent.prepare_updates(self.count)
-        self._graph()
+            self._agent.prepare_updates(self.updates_per_call)
+        self._launch()
         priorities = self._batches.priorities
         # A copy, because the next call overwrites them.
         return LearnerOutput({}, None if priorities is None else priorities.clone())
 
     def _run_updates(self) -> None:
-        for _ in range(self.count):
+        for _ in range(self.updates_per_call):
             before = self._buffers.copies()
             output = self._agent.learn(self._batches.sample())
             self._buffers.restore(before, output.skipped)
             self._batches.finish_update(output.priorities)
             self.metrics.add(output)
 
-    def samples(self, batch: Any) -> int:
-        return self._batches.num_samples(batch)
+    def count_samples(self, batch: Any) -> int:
+        return self._batches.count_samples(batch)
 
     def statistics(self) -> dict[str, float]:
         """Return the mean metrics of the updates since the last call."""
         return self.metrics.take()
 
 
-Updates = EagerUpdates | GraphedUpdate
+Updater = EagerUpdates | GraphedUpdate

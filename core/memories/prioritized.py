@@ -74,7 +74,7 @@ class PriorityRule(Generic[Array]):
         return valid
 
     def leaves(self, priorities: Array) -> Array:
-        """Return the leaves of priorities [B]; an invalid priority counts as the largest one seen, these included."""
+        """Update `largest` by priorities [B] and return their leaves. An invalid priority counts as `largest`."""
         valid = self.is_valid(priorities)
         highest = self._library.where(valid, priorities, 0.0).max()
         self.largest[...] = self._library.maximum(self.largest, highest)
@@ -125,26 +125,26 @@ class PrioritizedLeaves(StartLeaves[Store]):
 class DevicePrioritizedReplay(DeviceReplay):
     """Prioritised replay on the learner's device."""
 
-    _table: PrioritizedLeaves[CumulativeLeaves]
+    _start_leaves: PrioritizedLeaves[CumulativeLeaves]
 
     def __init__(self, memory: Memory, device: torch.device):
         super().__init__(memory, device)
         self.rule = PriorityRule(memory.params, torch.ones((), dtype=torch.float64, device=device))
-        self._table = PrioritizedLeaves(self._starts, self._table.store, self.rule)
+        self._start_leaves = PrioritizedLeaves(self._starts, self._start_leaves.store, self.rule)
         self._beta = ScheduledTensor(self.rule.beta, device, torch.float64)
 
     def plan(self, count: int) -> None:
         """Compute beta of the next `count` batches."""
-        self._beta.plan(self._table.batches, count)
-        self._table.batches += count
+        self._beta.plan(self._start_leaves.batches, count)
+        self._start_leaves.batches += count
 
     def _first_leaves(self, env_ids: np.ndarray, step_ids: np.ndarray) -> Tensor:
         shared = self.memory.trajectories
         priorities = shared.flat("priority")[shared.slots(env_ids, step_ids)].astype(np.float64)
         return self.rule.first_leaves(on_device(priorities, self.device), self._invalid_starts(env_ids, step_ids))
 
-    def _shares(self, count: int) -> Tensor:
-        return self.rule.fractions(super()._shares(count))
+    def _draw_fractions(self, count: int) -> Tensor:
+        return self.rule.fractions(super()._draw_fractions(count))
 
     def _weights(self, leaf_indices: Tensor) -> Tensor:
         return self.rule.weights(self._leaves[leaf_indices], self._beta.take()).to(torch.float32)
@@ -156,19 +156,19 @@ class DevicePrioritizedReplay(DeviceReplay):
         self._leaves[leaf_indices] = leaves
 
     def statistics(self) -> dict[str, float]:
-        return {**super().statistics(), **self._table.statistics()}
+        return {**super().statistics(), **self._start_leaves.statistics()}
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        return {**state, **self._table.state_dict(num_steps=state["trajectories"]["last"].shape[1])}
+        return {**state, **self._start_leaves.state_dict(num_steps=state["trajectories"]["last"].shape[1])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._table.load_state_dict(state)
-        upload(self._table.low, self._low)
+        self._start_leaves.load_state_dict(state)
+        upload(self._start_leaves.low, self._low)
 
     def continue_at(self, updates: int) -> None:
-        self._table.batches = updates
+        self._start_leaves.batches = updates
 
 
 @frozen_dataclass
@@ -203,7 +203,7 @@ class PrioritizedMemory(Memory):
         self._starts = WindowStarts(self.trajectories, window)
 
     @cached_property
-    def _leaves(self) -> PrioritizedLeaves[SumTree]:
+    def _start_leaves(self) -> PrioritizedLeaves[SumTree]:
         """Return the leaves, made on first use, because they are not sent to every process."""
         tree = SumTree(math.prod(self._starts.shape))
         return PrioritizedLeaves(self._starts, tree, PriorityRule(self.params, np.ones(())))
@@ -211,32 +211,32 @@ class PrioritizedMemory(Memory):
     @property
     def tree(self) -> SumTree:
         """Return the sum tree over the leaves of all starts."""
-        return self._leaves.store
+        return self._start_leaves.store
 
     def sample(self, batch_size: int) -> Batch | None:
         # once: steps of this batch keep their leaves even if some of them are drawn again
-        self._leaves.refresh(*self._starts.valid_range(), self._first_leaves)
+        self._start_leaves.refresh(*self._starts.valid_range(), self._first_leaves)
         drawn = self._starts.read(self._draw, batch_size)
         if drawn is None:
             return None
-        (window, ids), rule = drawn, self._leaves.rule
+        (window, ids), rule = drawn, self._start_leaves.rule
         leaves = self.tree.leaves[self._starts.leaf_indices(*ids)].reshape(-1, self.batches_per_sample)
-        weights = rule.weights(leaves, rule.beta(self._leaves.batches)).astype(np.float32)
-        self._leaves.batches += self.batches_per_sample
+        weights = rule.weights(leaves, rule.beta(self._start_leaves.batches)).astype(np.float32)
+        self._start_leaves.batches += self.batches_per_sample
         return Batch(window, ids, torch.from_numpy(weights.reshape(-1)))
 
     def _draw(self, count: int) -> SampleIds | None:
         total = self.tree.total
         if not total:
             return None
-        leaf_indices = self.tree.find(self._leaves.rule.fractions(self.generator.random(count)) * total)
-        return SampleIds(*self._starts.ids(leaf_indices, self._leaves.low))
+        leaf_indices = self.tree.find(self._start_leaves.rule.fractions(self.generator.random(count)) * total)
+        return SampleIds(*self._starts.ids(leaf_indices, self._start_leaves.low))
 
     def _first_leaves(self, env_ids: np.ndarray, step_ids: np.ndarray) -> np.ndarray:
         slots = self.trajectories.slots(env_ids, step_ids)
         priorities = self.trajectories.flat("priority")[slots].astype(np.float64)
         invalid_starts = self._starts.invalid_starts(self.trajectories.flat("last")[slots])
-        leaves: np.ndarray = self._leaves.rule.first_leaves(priorities, invalid_starts)
+        leaves: np.ndarray = self._start_leaves.rule.first_leaves(priorities, invalid_starts)
         return leaves
 
     def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
@@ -244,7 +244,7 @@ class PrioritizedMemory(Memory):
 
         Raises ValueError for priorities that are not [B], finite and non-negative.
         """
-        priorities, rule = np.asarray(priorities, np.float64), self._leaves.rule
+        priorities, rule = np.asarray(priorities, np.float64), self._start_leaves.rule
         if priorities.shape != keys.step_ids.shape:
             raise ValueError(f"priorities have shape {priorities.shape}, their keys {keys.step_ids.shape}")
         invalid = ~rule.is_valid(priorities)
@@ -254,22 +254,22 @@ class PrioritizedMemory(Memory):
                 f"(position {invalid.argmax()})"
             )
         actors, numbers = keys.env_ids // self.layout.num_envs, keys.step_ids // self._starts.stride
-        live = (numbers >= self._leaves.low[actors]) & (numbers < self._leaves.high[actors])
+        live = (numbers >= self._start_leaves.low[actors]) & (numbers < self._start_leaves.high[actors])
         if live.any():
             leaf_indices = self._starts.leaf_indices(keys.env_ids[live], keys.step_ids[live])
             self.tree.set(leaf_indices, rule.leaves(priorities[live]))
 
     def statistics(self) -> dict[str, float]:
-        return {**super().statistics(), **self._leaves.statistics()}
+        return {**super().statistics(), **self._start_leaves.statistics()}
 
     # checkpoint -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        return {**state, **self._leaves.state_dict(num_steps=state["trajectories"]["last"].shape[1])}
+        return {**state, **self._start_leaves.state_dict(num_steps=state["trajectories"]["last"].shape[1])}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._leaves.load_state_dict(state)
+        self._start_leaves.load_state_dict(state)
 
     def continue_at(self, updates: int) -> None:
-        self._leaves.batches = updates
+        self._start_leaves.batches = updates

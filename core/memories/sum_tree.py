@@ -105,7 +105,10 @@ class CumulativeLeaves:
         upload(values, self.leaves)
 
     def find(self, fractions: Tensor) -> Tensor:
-        """Return the leaves that these fractions in [0, 1) of the sum of all leaves fall into, [B] int64."""
+        """Return the leaves that these fractions in [0, 1) of the sum of all leaves fall into, [B] int64.
+
+        SumTree.find takes prefix sums, for which Python reads the sum. Here it may not.
+        """
         ends = self.leaves.cumsum(0)
         below_total = torch.nextafter(ends[-1], torch.zeros_like(ends[-1]))
         prefix_sums = torch.minimum(fractions * ends[-1], below_total)

@@ -157,9 +157,10 @@ class DeviceReplay(DeviceMemory):
         self.ring = DeviceRingBuffer(memory.trajectories, device)
         self._starts = WindowStarts(memory.trajectories, memory.window)
         self.generator = torch.Generator(device).manual_seed(memory.seed)
-        self._table = StartLeaves(self._starts, CumulativeLeaves(math.prod(self._starts.shape), device))
-        self._leaves = self._table.store.leaves
-        self._low = torch.zeros(memory.layout.num_actors, dtype=torch.int64, device=device)  # _table.low on the device
+        self._start_leaves = StartLeaves(self._starts, CumulativeLeaves(math.prod(self._starts.shape), device))
+        self._leaves = self._start_leaves.store.leaves
+        # _start_leaves.low on the device
+        self._low = torch.zeros(memory.layout.num_actors, dtype=torch.int64, device=device)
 
     @staticmethod
     def nbytes(layout: Layout, window: WindowSpec) -> int:
@@ -170,9 +171,10 @@ class DeviceReplay(DeviceMemory):
     # between updates --------------------------------------------------------------------------------------------------
     def refresh(self) -> bool:
         low, high = self._starts.numbers_from(*self.ring.refresh(self.window.length))
-        if self._table.refresh(low, high, self._first_leaves):
+        if self._start_leaves.refresh(low, high, self._first_leaves):
             upload(low, self._low)
-        return bool((high - low).max() > (not self.window.stride))  # of two adjacent steps, one does not end an episode
+        min_starts = 1 if self.window.stride else 2  # of two adjacent steps, one does not end an episode
+        return bool((high - low).max() >= min_starts)
 
     def _first_leaves(self, env_ids: np.ndarray, step_ids: np.ndarray) -> Tensor:
         """Return the leaves of new starts [K]."""
@@ -184,13 +186,13 @@ class DeviceReplay(DeviceMemory):
 
     # updates ----------------------------------------------------------------------------------------------------------
     def sample(self, batch_size: int) -> tuple[Batch, Tensor]:
-        leaf_indices = self._table.store.find(self._shares(batch_size))
+        leaf_indices = self._start_leaves.store.find(self._draw_fractions(batch_size))
         env_ids, step_ids = self._starts.ids(leaf_indices, self._low)
         window = self.ring.gather(env_ids, step_ids, self.window)
         keys = SampleIds(env_ids, step_ids)  # type: ignore[arg-type]
         return Batch(window, keys, self._weights(leaf_indices)), leaf_indices
 
-    def _shares(self, count: int) -> Tensor:
+    def _draw_fractions(self, count: int) -> Tensor:
         """Draw fractions of the sum of all leaves, [count] in [0, 1)."""
         return torch.rand(count, generator=self.generator, dtype=torch.float64, device=self.device)
 
@@ -214,7 +216,7 @@ class DeviceReplay(DeviceMemory):
         present = self.generator.get_state()
         if "device_generator" in state and state["device_generator"].shape == present.shape:
             self.generator.set_state(state["device_generator"])
-        self.ring.copied[:] = self._table.low[:] = self._table.high[:] = 0
+        self.ring.copied[:] = self._start_leaves.low[:] = self._start_leaves.high[:] = 0
         self._leaves.zero_()
 
 

@@ -119,8 +119,9 @@ class ActorCritic(Model):
 def _policy(features: int, spec: EnvSpec) -> tuple[nn.Linear, nn.Parameter | None]:
     """Make the policy's layer and, for actions with numbers, logarithms of deviations [A]."""
     if not isinstance(spec.action, Continuous | Mixed):
-        return nn.Linear(features, sum(spec.action.choices)), None
-    logits, numbers = sum(spec.action.nvec) if isinstance(spec.action, Mixed) else 0, spec.action.low.size
+        return nn.Linear(features, sum(spec.action.choice_sizes)), None
+    logits = sum(spec.action.nvec) if isinstance(spec.action, Mixed) else 0
+    numbers = spec.action.low.size
     return nn.Linear(features, logits + numbers), nn.Parameter(torch.zeros(numbers))
 
 

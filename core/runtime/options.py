@@ -319,28 +319,28 @@ class RunOptions(ABC):
         """
         limits: list[float] = [] if self.updates is None else [self.updates]
         if self.steps is not None:
-            limits.append((self.steps - self._first_steps) / self._steps_per_update(samples_per_window))
+            limits.append((self.steps - self._steps_without_updates) / self._steps_per_update(samples_per_window))
         return min(limits, default=None)
 
     def progress(self, agent_steps: int, updates: int, samples_per_window: int) -> float:
-        """Return the share of the learning, 0 to 1, that was over before the agent steps of this update.
+        """Return the share of the learning, 0 to 1, that is over before an update.
 
         The larger share counts if both `steps` and `updates` end the run; without either it is 0.
 
         Args:
-            agent_steps: Those of the run before the update, which stand for the time.
+            agent_steps: Agent steps of the run when the update is made. Those for which it is due do not count yet.
             updates: Updates made before.
             samples_per_window: Steps of one window that the agent learns from.
         """
         shares = [0.0] if self.updates is None else [updates / self.updates]
         if self.steps is not None:
-            own_steps = self._first_steps + self._steps_per_update(samples_per_window)
-            shares.append((agent_steps - own_steps) / max(self.steps - self._first_steps, 1))
+            not_learnt = self._steps_without_updates + self._steps_per_update(samples_per_window)
+            shares.append((agent_steps - not_learnt) / max(self.steps - self._steps_without_updates, 1))
         return min(max(shares), 1.0)
 
     @property
-    def _first_steps(self) -> int:
-        """The agent steps that no update answers to."""
+    def _steps_without_updates(self) -> int:
+        """The agent steps at the start for which no update is due; 0 if `samples_per_insert` is None."""
         return 0 if self.rate_limiter.samples_per_insert is None else self.rate_limiter.min_replay_size
 
     def _steps_per_update(self, samples_per_window: int) -> float:

@@ -52,26 +52,27 @@ class RunCounters:
 
     @property
     def agent_steps(self) -> int:
-        return self._total("agent_steps")
+        return self._sum("agent_steps")
 
     @property
     def episodes(self) -> int:
-        return self._total("episodes")
+        return self._sum("episodes")
 
     @property
     def inserted(self) -> int:
-        return self._total("inserted")
+        return self._sum("inserted")
 
     @property
     def sampled(self) -> int:
-        return self._total("sampled")
+        return self._sum("sampled")
 
     @property
     def updates(self) -> int:
         """Return the updates of one learner; several learners update in lockstep."""
         return int(self._arrays["updates"][:, 0].max())
 
-    def _total(self, name: str) -> int:
+    def _sum(self, name: str) -> int:
+        """Return a count of the whole run."""
         return int(self._arrays[name][:, 0].sum())
 
     def count_agent_steps(self, actor: int, agent_steps: int, episodes: int = 0) -> None:
@@ -97,19 +98,21 @@ class RunCounters:
             self._set_total(self._arrays[name][:, 0], learner, total)
 
     def _set_total(self, counts: np.ndarray, learner: int, total: int) -> None:
+        """Set a learner's total: its first row takes what its other rows lack."""
         rows = counts[learner :: self._num_learners]
         rows[0] = total - int(rows[1:].sum())
 
     @property
     def remote_replay_steps(self) -> int:
         """Return the steps that memories on other nodes hold."""
-        return self._total("replay_steps")
+        return self._sum("replay_steps")
 
     def record_replay_steps(self, learner: int, steps: int) -> None:
         """Record the size of a memory on another node. Only home calls this."""
         self._arrays["replay_steps"][learner, 0] = steps
 
-    def reset_sampled(self, samples: int) -> None:
+    def set_sampled(self, samples: int) -> None:
+        """Set the samples of the whole run; learner 0 counts all of them."""
         self._arrays["sampled"][:, 0] = 0
         self._arrays["sampled"][0, 0] = samples
 
@@ -225,8 +228,8 @@ class RateLimiter:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with restored counters. If the checkpoint had other limits, the new ones hold from here on."""
         ratio, own = self._params.samples_per_insert, self.state_dict()["limiter"]
-        if ratio is not None and state["limiter"] != own:
-            self._counters.reset_sampled(max(int(self._deficit(ratio)) + self._counters.sampled, 0))
+        if ratio is not None and state["limiter"] != own:  # what the new ones make due until here counts as sampled
+            self._counters.set_sampled(max(int(self._deficit(ratio)) + self._counters.sampled, 0))
 
 
 class ProcessState(NamedTuple):

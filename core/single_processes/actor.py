@@ -216,7 +216,8 @@ class DoubleBufferedEnvs:
 
 def _stored_copy(timestep: TimeStep, is_stacked: bool) -> TimeStep:
     """Copy what the memory stores of a time step, because the environment may reuse its arrays in the next step."""
-    observation, mask = timestep.observation[:, -1:] if is_stacked else timestep.observation, timestep.action_mask
+    observation = timestep.observation[:, -1:] if is_stacked else timestep.observation
+    mask = timestep.action_mask
     return timestep._replace(
         observation=observation.copy(),
         first=timestep.first.copy(),

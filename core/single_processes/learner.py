@@ -26,7 +26,7 @@ from core.device.torch_runtime import use_threads
 from core.distributed.learner_group import LearnerGroup, LearnerStatus, PeerLostError, SingleLearner, SyncChecker
 from core.learning.batch_source import BatchSource, InPlaceBatchSource, Prefetcher
 from core.learning.precision import has_large_images, has_large_products, precision_on, use_onednn_products, use_tf32
-from core.learning.updates import DeviceReplayBatches, EagerUpdates, GraphedUpdate, StagedBatches, Updates, can_capture
+from core.learning.updates import DeviceReplayBatches, EagerUpdates, GraphedUpdate, StagedBatches, Updater, can_capture
 from core.memory import DeviceMemory, Memory, batch_of, batch_state
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
@@ -38,7 +38,7 @@ from core.types import Batch, Window
 # call of DQN, Rainbow or LASER on MinAtar is 1 to 4 ms shorter than an eager one.
 MIN_COMPILED_CALLS = 40_000
 Result = TypeVar("Result")
-LOSS_TIMEOUT = 10.0  # seconds until a learner on another node must know which learner was lost
+LOST_LEARNER_TIMEOUT = 10.0  # seconds until a learner on another node must know which learner was lost
 
 
 class TrainingDiverged(RuntimeError):
@@ -54,15 +54,16 @@ def learner(context: Context, index: int) -> Iterator[bool]:
     with context.rendezvous.join(index, context.device_of(index)) as group:
         group.heartbeat = partial(_heartbeat, context.run_state, context.process_ind("learner", index))
         group.gradient_dtype = torch.bfloat16 if context.options.learner.gradient_dtype == "bfloat16" else None
-        agent, memory = _make_agent(context, group), context.memories[index]
+        agent, shared_memory = _make_agent(context, group), context.memories[index]
+        memory: Memory | DeviceMemory = shared_memory
         if context.options.learner.replay_device == "learner":
-            memory = memory.device_class(memory, torch.device(context.device_of(index)))  # follows the shared one
+            memory = shared_memory.device_class(shared_memory, torch.device(context.device_of(index)))  # follows it
         version, ready_batches = yield from restore(context, agent, memory, group)
-        if context.memories[index].feature_dtype(context.options.memory):
-            context.memories[index].features_of = feature_source(context, agent)
-        batches, updates = _make_updates(context, agent, memory, index, ready_batches)
+        if shared_memory.feature_dtype(context.options.memory):
+            shared_memory.features_of = feature_source(context, agent)
+        batches, updater = _make_updater(context, agent, memory, index, ready_batches)
         with closing(batches), closing(Profile(context, "learner", index, context.device_of(index))) as profile:
-            learning = _Learner(context, group, agent, memory, batches, updates, profile)
+            learning = _Learner(context, group, agent, memory, batches, updater, profile)
             try:
                 yield from group.barrier()  # all have restored their replays, so actors may begin
                 if context.publishes(index):
@@ -100,7 +101,7 @@ class _Learner:
     agent: Agent
     memory: Memory | DeviceMemory
     batches: BatchSource
-    updates: Updates
+    updater: Updater
     profile: Profile
 
     def __post_init__(self) -> None:
@@ -116,7 +117,8 @@ class _Learner:
         """Update until the run ends."""
         context, run_state, group, checker = self.context, self.context.run_state, self.group, self.checker
         batches, profile, batch = self.batches, self.profile, None
-        windows = group.size * self.updates.count * context.options.batch_size  # of all learners' next updates
+        # of all learners' next updates
+        windows = group.size * self.updater.updates_per_call * context.options.batch_size
         while True:
             profile.mark("wait")
             stopped, checkpoint_due = run_state.stopped, run_state.checkpoint_due
@@ -151,9 +153,9 @@ class _Learner:
     def update(self, batch: Any) -> Generator[bool, None, None]:
         """Update the agent on a batch. Tell the memory, the counters, the actors and the logger of it."""
         context, params, group, profile = self.context, self.params, self.group, self.profile
-        batches, updates, checker = self.batches, self.updates, self.checker
+        batches, updater, checker = self.batches, self.updater, self.checker
         profile.mark("wait")
-        output = group.run(partial(updates, batch))
+        output = group.run(partial(updater, batch))
         profile.mark("update")
         if batches.takes_priorities and not output.skipped:
             if output.priorities is None:
@@ -162,21 +164,21 @@ class _Learner:
                     f"{type(self.agent).__name__}.learn returned none"
                 )
             priorities = output.priorities.cpu().numpy()
-            if not (updates.is_planned and np.isnan(priorities).all()):  # of a planned update that was skipped
+            if not (updater.is_planned and np.isnan(priorities).all()):  # of a planned update that was skipped
                 batches.update_priorities(batch.keys, priorities)
             profile.mark("priorities")
-        context.counters.count_update(group.index, updates.samples(batch), updates.count)
-        checker.updates += updates.count
-        if self.publishes and checker.updates % params.publish_period < updates.count:
+        context.counters.count_update(group.index, updater.count_samples(batch), updater.updates_per_call)
+        checker.updates += updater.updates_per_call
+        if self.publishes and checker.updates % params.publish_period < updater.updates_per_call:
             context.parameters.publish(self.agent.model)
             profile.mark("publish")
         shared_memory = context.memories[group.index]
         if shared_memory.on_policy:
             yield from group.barrier()  # the first learner has published
             shared_memory.release_actors()
-        if updates.metrics.consecutive_skipped >= params.max_nonfinite_updates:
+        if updater.metrics.consecutive_skipped >= params.max_nonfinite_updates:
             raise TrainingDiverged(
-                f"the loss was not finite in {updates.metrics.consecutive_skipped} updates in a row, which changed "
+                f"the loss was not finite in {updater.metrics.consecutive_skipped} updates in a row, which changed "
                 "nothing. Smaller rewards, agent.learning_rate or agent.clip_norm may help"
             )
         if group.index == 0 and self.reports.due(context.counters.agent_steps):
@@ -188,7 +190,7 @@ class _Learner:
     def report(self) -> None:
         self.reports.start(self.context.counters.agent_steps)
         self.reported_updates = self.checker.updates
-        values = {**self.updates.statistics(), **self.batches.statistics()}
+        values = {**self.updater.statistics(), **self.batches.statistics()}
         self.context.report("learner", 0, values | self.batches.call(self.memory.statistics))
 
     # checkpoints ------------------------------------------------------------------------------------------------------
@@ -272,7 +274,7 @@ class _Learner:
         if 0 not in context.memories:
             if self.group.index != 1:
                 return
-            deadline = time.monotonic() + LOSS_TIMEOUT
+            deadline = time.monotonic() + LOST_LEARNER_TIMEOUT
             while (lost := context.run_state.lost_learner) is None and time.monotonic() < deadline:
                 yield False
             if lost != 0:
@@ -327,9 +329,9 @@ def feature_source(context: Context, agent: Agent) -> Callable[[Window], Tensor]
     return features_of
 
 
-def _make_updates(
+def _make_updater(
     context: Context, agent: Agent, memory: Memory | DeviceMemory, index: int, ready_batches: Sequence[Batch]
-) -> tuple[BatchSource, Updates]:
+) -> tuple[BatchSource, Updater]:
     """Return where the learner's batches come from, and what updates the agent on them.
 
     Of `ready_batches`, which a checkpoint had, those come first that fit the batch size and the windows of this start.
@@ -355,12 +357,12 @@ def _make_updates(
             CompiledCallable, cache=options.compile_cache, keep_waiting=partial(_is_running, context, index)
         )
         return prefetcher(), GraphedUpdate(agent, StagedBatches(agent, device), capture=False, compiled=compiled)
-    updates = EagerUpdates(agent, params.microbatch_on_oom)
+    updater = EagerUpdates(agent, params.microbatch_on_oom)
     if on_gpu or not _precomputes(context, agent):
-        return prefetcher(), updates
+        return prefetcher(), updater
     if not params.threads:  # One core is left to the thread that computes ahead, beside which more threads would wait.
         use_threads(max(torch.get_num_threads() - 1, 1))
-    return prefetcher(precompute=agent.precompute), updates
+    return prefetcher(precompute=agent.precompute), updater
 
 
 def _precomputes(context: Context, agent: Agent) -> bool:
@@ -370,7 +372,7 @@ def _precomputes(context: Context, agent: Agent) -> bool:
     """
     options = context.options
     has_thread = options.engine != "inline" and options.learner.prefetch > 0
-    return has_thread and has_large_images(context.spec) and type(agent).precomputes(agent.params)
+    return has_thread and has_large_images(context.spec) and type(agent).can_precompute(agent.params)
 
 
 def compiles_updates(options: RunOptions, agent: Agent) -> bool:

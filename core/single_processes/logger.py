@@ -54,11 +54,11 @@ class _RunLog:
         self._trackers = make_tracker_threads(options)
         seconds = context.logs.now() - context.logs.began  # a logger that replaces another goes on
         self._progress, self._shares = Progress(options, QuietConsole(context.terminal), seconds), Shares()
-        self._ends_period = Schedule(self._params.period, self._params.steps, step)
-        self._shows_progress = Schedule(self._params.period, 0, step)
+        self._period_schedule = Schedule(self._params.period, self._params.steps, step)
+        self._progress_schedule = Schedule(self._params.period, 0, step)
         self._records = list[Record]()  # of the period, without evaluations
         self._dropped = 0  # records since the start that came too late
-        self._rates, self._counts, self._counted_at = dict[str, float](), self._count(), time.monotonic()
+        self._rates, self._counts, self._counted_at = dict[str, float](), self._read_counts(), time.monotonic()
         self._has_ended = False
         if self._files.continues:
             self._write_start()
@@ -72,15 +72,15 @@ class _RunLog:
         """
         agent_steps = self._context.counters.agent_steps
         if not self._has_ended and (self._context.run_state.stopped or self._context.reached_limits()):
-            self._show(self._global_values(ends_period=False))
+            self._show(self._global_values(restart_rates=False))
             self._has_ended = True
-        if not self._has_ended and self._ends_period.due(agent_steps):
+        if not self._has_ended and self._period_schedule.due(agent_steps):
             self._end_period()
             return True
         if evaluations := self._collect(from_share=0.5):
             self._write(evaluations, agent_steps)
-        if shows := self._shows_progress.due(agent_steps):
-            self._show(self._global_values(ends_period=False))
+        if shows := self._progress_schedule.due(agent_steps):
+            self._show(self._global_values(restart_rates=False))
         return bool(evaluations) or shows
 
     def close(self) -> None:
@@ -117,16 +117,16 @@ class _RunLog:
 
     def _end_period(self) -> None:
         """Aggregate the records since the last call, and write them and the current values of the run."""
-        evaluations, values = self._collect(from_share=0.0), self._global_values(ends_period=True)
+        evaluations, values = self._collect(from_share=0.0), self._global_values(restart_rates=True)
         step, now = int(values["global/agent_steps"]), self._context.logs.now()
         records, self._records = aggregate(self._shares.take(self._records)), []
-        self._ends_period.start(step)
+        self._period_schedule.start(step)
         records += [*evaluations, *(Record(name, value, step, now) for name, value in values.items())]
         self._write(records, step)
         self._show(values)
 
     def _show(self, values: dict[str, float]) -> None:
-        self._shows_progress.start(self._context.counters.agent_steps)
+        self._progress_schedule.start(self._context.counters.agent_steps)
         self._progress.show(values, self._context.counters.scores)
 
     def _write(self, records: list[Record], step: int) -> None:
@@ -138,12 +138,16 @@ class _RunLog:
         self._files.write(records, step)
         context.run_state.record_write(context.process_ind("logger", 0), self._files.errors == errors)
 
-    def _global_values(self, ends_period: bool) -> dict[str, float]:
-        context, counts = self._context, self._count()
+    def _global_values(self, restart_rates: bool) -> dict[str, float]:
+        """Return the run's counts, rates and sizes by metric name.
+
+        Rates are means since the last call with `restart_rates`.
+        """
+        context, counts = self._context, self._read_counts()
         elapsed = time.monotonic() - self._counted_at
         if not self._rates or (elapsed >= MIN_RATE_SECONDS and not self._has_ended):
             self._rates = {name: (count - self._counts[name]) / max(elapsed, 1e-6) for name, count in counts.items()}
-            if ends_period:
+            if restart_rates:
                 self._counts, self._counted_at = counts, time.monotonic()
         replay_steps = sum(memory.size() for memory in context.memories.values())  # on this node
         values = {
@@ -160,7 +164,7 @@ class _RunLog:
         }
         return {f"global/{name}": float(value) for name, value in values.items()}
 
-    def _count(self) -> dict[str, float]:
+    def _read_counts(self) -> dict[str, float]:
         counters = self._context.counters
         steps = counters.agent_steps
         return {

@@ -186,10 +186,11 @@ class CompressedFrameWriter:
     def _evict(self, chunk: int, limit: int) -> None:
         """Take from the readers all chunks that have bytes before `limit`."""
         length, chunks = self._layout.chunk_length, self._layout.chunks
-        kept = max(-(-int(self._oldest[0]) // length), chunk - chunks + 1)
+        oldest_in_ring = chunk - chunks + 1
+        kept = max(-(-int(self._oldest[0]) // length), oldest_in_ring)
         while kept < chunk and self._starts[kept % chunks, 0] < limit:
             kept += 1
-        if kept * length > self._oldest[0] and kept > chunk - chunks + 1:
+        if kept * length > self._oldest[0] and kept > oldest_in_ring:
             self._oldest[0] = kept * length
 
 

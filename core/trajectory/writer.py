@@ -22,7 +22,7 @@ class ChunkWriter:
         actor_ind: int,
         window: WindowSpec,
         priorities: Callable[[Window], np.ndarray | None] | None = None,
-        room: Callable[[], bool] | None = None,
+        may_begin_chunk: Callable[[], bool] | None = None,
     ):
         """Continue the rings of an actor.
 
@@ -33,7 +33,7 @@ class ChunkWriter:
             priorities: Returns initial priorities [B] of windows [T + 1, B] without observations. It is called just
                 before their starts can be sampled. If it or its result is None, the memory uses the largest priority
                 that it has seen.
-            room: Returns True if a new chunk may be begun. If None, it always may.
+            may_begin_chunk: Returns True if a new chunk may be begun. If None, it always may.
         """
         self._trajectories, self._actor_ind, self._priorities = trajectories, actor_ind, priorities
         self._layout, arrays = trajectories.layout, trajectories.arrays
@@ -42,7 +42,7 @@ class ChunkWriter:
         self._agent_extras = [name for name in self._layout.extras if name != ACTION_MASK]
         self._written, self._tickets = arrays["written"], arrays["tickets"]
         self._counter = self._written[actor_ind]
-        self._filled, self._room = 0, room
+        self._filled, self._may_begin_chunk = 0, may_begin_chunk
         packed, level = self._layout.packed, self._layout.storage.compression_level
         self._compressor = CompressedFrameWriter(packed, arrays, actor_ind, level) if packed else None
         if self._counter[0]:
@@ -52,7 +52,7 @@ class ChunkWriter:
 
     def has_room(self) -> bool:
         """Return True if a step may be appended; a chunk that was begun may always be finished."""
-        return not self.begins_chunk or self._room is None or self._room()
+        return not self.begins_chunk or self._may_begin_chunk is None or self._may_begin_chunk()
 
     @property
     def begins_chunk(self) -> bool:
@@ -84,7 +84,7 @@ class ChunkWriter:
         Returns:
             The agent steps that this call published: 0 until a chunk is full. Steps that end an episode do not count.
         """
-        slot, fields = self._observe(before), self._fields
+        slot, fields = self._write_observation(before), self._fields
         fields["action"][slot] = action
         fields["reward"][slot], fields["discount"][slot] = after.reward, after.discount
         for name in self._agent_extras:
@@ -103,13 +103,13 @@ class ChunkWriter:
         self._filled += 1
         if self._filled < self._layout.chunk_length:
             return 0
-        self._observe(after)
+        self._write_observation(after)  # that of the bootstrap step, because the chunk is full
         start, end = int(self._counter[0]), int(self._counter[0]) + self._filled
         if "priority" in fields:
             self._write_priorities(max(start - self._window.length, 0), end - self._window.length)
         if self._compressor:
             self._compressor.pack(start // self._layout.chunk_length)
-        return self._count(self._filled)
+        return self._publish(self._filled)
 
     def store(self, chunk: Chunk) -> int:
         """Store a whole chunk that a writer on another machine has filled; return the agent steps published.
@@ -133,9 +133,9 @@ class ChunkWriter:
             fields["priority"][slots] = chunk.fields["priority"][starts >= 0]
         if self._compressor:
             self._compressor.store(start // length, chunk.blocks[:-1])
-        return self._count(length)
+        return self._publish(length)
 
-    def _observe(self, timestep: TimeStep) -> int:
+    def _write_observation(self, timestep: TimeStep) -> int:
         """Write what is observed at the first step that is not filled yet; return the step's slot."""
         step_id = int(self._counter[0]) + self._filled
         slot, frames = step_id % self._layout.ring_length, self._fields["frame"]
@@ -146,8 +146,8 @@ class ChunkWriter:
             self._fields[ACTION_MASK][slot] = timestep.action_mask
         return slot
 
-    def _count(self, length: int) -> int:
-        """Show the next `length` steps to the readers, with the next ticket; return how many are agent steps."""
+    def _publish(self, length: int) -> int:
+        """Publish the next `length` steps to the readers, with the next ticket; return how many are agent steps."""
         start = int(self._counter[0])
         num_chunks = self._tickets.shape[1]
         # one more than the newest ticket of any actor's published chunks

@@ -29,7 +29,7 @@ from utils.run_registry import SavedRun
 OF_THIS_START = ("config", "mode", "machine", "timestamp", "device", "actor.device", "resume", "model_file", "render",
                  "record", "profile", "profile_trace", "episodes", "check", "root", "seconds")
 # Sections that say nothing of what is learnt.
-BESIDE = ("evaluator", "logger", "supervisor", "ray", "video")
+NOT_OF_LEARNING = ("evaluator", "logger", "supervisor", "ray", "video")
 # Options and sections that no continuation may change.
 FIXED = ("config", "agent_type", "env_type", "game", "model_type", "agent.distribution", "agent.optimizer",
          "agent.rmsprop_centered", "agent.squash_actions", "agent.v_min", "agent.v_max", "agent.rescaling_eps", "env",
@@ -149,7 +149,7 @@ def read(arguments: Sequence[str]) -> Options:
         options, _ = rows.changed(options, {"num_envs_per_actor": saved.options.get("num_envs_per_actor", 0)})
     problems += validation.problems(options, refused)
     if saved is not None and options.mode == 1 and not rows.missing_classes(options):  # which was reported
-        problems += _differences(options, saved)
+        problems += _continuation_problems(options, saved)
     code = missing.code if missing and not problems else BAD_OPTIONS
     if problems := [*problems, *(missing.problems if missing else ())]:
         if options.check:
@@ -341,7 +341,7 @@ def _identity(options: Options, saved: SavedRun | None) -> dict[str, Any]:
     return {"timestamp": timestamp, "model_file": os.path.realpath(file)}
 
 
-def _differences(options: Options, saved: SavedRun) -> list[str]:
+def _continuation_problems(options: Options, saved: SavedRun) -> list[str]:
     """Return a problem for each difference that a continued run may not have. If there is none, print the others."""
     before, after = saved.options, dotted(options.to_dict())
     may_differ = set(OF_THIS_START) - {"config"}
@@ -356,7 +356,8 @@ def _differences(options: Options, saved: SavedRun) -> list[str]:
     made = STEP_FOLDER.fullmatch(newest.name)
     if made and options.steps is not None and int(made[1]) >= options.steps:
         done = f"{run} has made {int(made[1]):,} agent steps: give a larger --steps to train it further"
-        if any(name.partition(".")[0] not in BESIDE for name in different):  # else its last evaluation may be missing
+        # Without such options its last evaluation may be missing.
+        if any(name.partition(".")[0] not in NOT_OF_LEARNING for name in different):
             return [f"{done}; steps={options.steps} counts the whole run"]
         told.append(done)
     fixed = [*FIXED]

@@ -33,17 +33,17 @@ class EarlyAnswer:
             finally:
                 os._exit(LEFT_TO_MAIN)
         if {"-h", "--help"} & set(arguments):
-            self._look(0)
-        signal.signal(signal.SIGCHLD, lambda number, frame: self._look(os.WNOHANG))
+            self._exit_if_answered(0)
+        signal.signal(signal.SIGCHLD, lambda number, frame: self._exit_if_answered(os.WNOHANG))
 
     def wait(self) -> None:
         """Wait for the fork to end, and exit if it has an answer."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._look(0)
+        self._exit_if_answered(0)
 
-    def _look(self, options: int) -> None:
+    def _exit_if_answered(self, waitpid_options: int) -> None:
         if not self._ended:
-            pid, status = os.waitpid(self._pid, options)
+            pid, status = os.waitpid(self._pid, waitpid_options)
             self._ended = pid == self._pid
             code = os.waitstatus_to_exitcode(status) if self._ended else LEFT_TO_MAIN
             if code in range(LEFT_TO_MAIN) or code == -signal.SIGPIPE:

@@ -100,7 +100,7 @@ def batch_bytes(options: Options, ring: Layout, window: WindowSpec) -> int:
         return 0
     observations = len(window.observations) * max(ring.frame_stack, 1) * frame.nbytes
     steps = (window.length + 1) * sum(spec.nbytes for name, spec in ring.fields.items() if name != "frame")
-    if not options.device.startswith("cuda") and options.agent_class.precomputes(options.agent):
+    if not options.device.startswith("cuda") and options.agent_class.can_precompute(options.agent):
         observations += observations * 4 // np.dtype(frame.dtype).itemsize
     window_bytes = observations + steps + sum(state.nbytes for state in ring.states)
     return (learner.prefetch + 2 * learner.batches_per_sample) * options.batch_size * window_bytes

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from core.common.console import log_to_stderr
 from core.metrics import file_writers
 from utils import run_registry
-from utils.config.command_line import BESIDE, OF_THIS_START
+from utils.config.command_line import NOT_OF_LEARNING, OF_THIS_START
 from utils.config.rows import CHOICES, SECTIONS
 from utils.errors import ConfigurationError
 from utils.factory import suggestion
@@ -280,7 +280,7 @@ def grouped(runs: Iterable[Run], keys: Sequence[str]) -> dict[str, list[Run]]:
 def counts(setting: str) -> bool:
     """Return True if runs that differ in this option are different experiments."""
     section = setting.partition(".")[0]
-    return setting in COUNTS or not (setting in (*OF_THIS_START, *STOPS, "engine") or section in BESIDE)
+    return setting in COUNTS or not (setting in (*OF_THIS_START, *STOPS, "engine") or section in NOT_OF_LEARNING)
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

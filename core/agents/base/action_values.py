@@ -216,7 +216,7 @@ class QLearning(ActionValueAgent):
         self._target_lock, self._target_version = Lock(), 0
 
     @classmethod
-    def precomputes(cls, params: QLearningParams) -> bool:
+    def can_precompute(cls, params: QLearningParams) -> bool:
         """Return True if the target stays for many updates, and moves in the `learn` of this class alone.
 
         A subclass whose own `learn` changes the target, as resets do, neither takes the lock nor counts the change.
@@ -228,8 +228,8 @@ class QLearning(ActionValueAgent):
         with self._target_lock, torch.no_grad():
             return Precomputed(inputs, self.target_outputs(inputs), self._target_version)
 
-    def precomputed(self, batch: Batch) -> Precomputed:
-        """Return what was computed of the batch before, or compute it now if the target has moved since."""
+    def inputs_and_target_outputs(self, batch: Batch) -> Precomputed:
+        """Return `Batch.precomputed`, or compute it now if it is missing or the target has moved since."""
         ready: Precomputed | None = batch.precomputed
         return self.precompute(batch) if ready is None or ready.target_version != self._target_version else ready
 

@@ -119,11 +119,11 @@ class ActorCriticAgent(Agent):
         """Return the fields of the behaviour policy's parameters, its value, and actions with numbers as drawn."""
         value, action = ArraySpec((), "float32"), self.spec.action
         if not isinstance(action, Continuous | Mixed):
-            return {"logits": ArraySpec((sum(action.choices),), "float32"), "value": value}
+            return {"logits": ArraySpec((sum(action.choice_sizes),), "float32"), "value": value}
         nvec = action.nvec if isinstance(action, Mixed) else ()
-        drawn, parameters = len(nvec) + action.low.size, sum(nvec) + 2 * action.low.size
-        logits, drawn_action = (ArraySpec((size,), "float32") for size in (parameters, drawn))
-        return {"logits": logits, "value": value, "drawn_action": drawn_action}
+        numbers = action.low.size
+        logits = ArraySpec((sum(nvec) + 2 * numbers,), "float32")  # a mean and a log deviation of each number
+        return {"logits": logits, "value": value, "drawn_action": ArraySpec((len(nvec) + numbers,), "float32")}
 
     @property
     def feature_field(self) -> ArraySpec:

@@ -175,7 +175,7 @@ class ContinuousControl(Agent):
             self.online_vectors.differentiate(loss.loss, self.online_vectors.policy)
             return loss._replace(loss=loss.loss.detach())
 
-        total = self.policy_optimizer.gradient_of(len(transitions.returns), differentiate)
+        total = self.policy_optimizer.set_gradients(len(transitions.returns), differentiate)
         grad_norm, applied = self.policy_optimizer.apply(total.loss, apply_if)
         lr = self.policy_optimizer.last_lr
         return {"policy_loss": total.loss, "policy_grad_norm": grad_norm, "policy_lr": lr, **total.statistics}, applied
@@ -196,7 +196,7 @@ class ContinuousControl(Agent):
             statistics = {"td_error": critics.priorities.mean(), **critics.statistics}
             return Loss(loss.detach(), statistics, critics.priorities)
 
-        total = self.critic_optimizer.gradient_of(len(weights), differentiate)
+        total = self.critic_optimizer.set_gradients(len(weights), differentiate)
         grad_norm, applied = self.critic_optimizer.apply(total.loss)
         lr = self.critic_optimizer.last_lr
         statistics = {"loss": total.loss, "grad_norm": grad_norm, "lr": lr, **total.statistics}

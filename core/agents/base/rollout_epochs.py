@@ -87,16 +87,16 @@ class RolloutEpochs:
             Mean statistics of the steps, and whether all steps were taken; a tensor once updates are planned.
         """
         optimizer, continues = self.optimizer, all_reduce_and(apply_if)
-        applied = continues
-        reports, weights = list[Tensor](), list[Tensor]()
+        all_applied = continues
+        reports, weights = list[Tensor](), list[Tensor]()  # of each step
         for epoch in range(self._epochs):
             # Samples are copied once an epoch, and minibatches are views.
             shuffled = samples.select(torch.rand(num_samples, device=apply_if.device).argsort())
-            weight = continues.to(torch.float32)
+            weight = continues.to(torch.float32)  # 0 in planned epochs after the last one, which change nothing
             for part in _equal_parts(num_samples, self._minibatches):
                 send_heartbeat()
-                report, stepped = self._step(loss_of, shuffled.select(part), part.stop - part.start, continues)
-                applied = applied & (~continues | stepped)
+                report, applied = self._step(loss_of, shuffled.select(part), part.stop - part.start, continues)
+                all_applied = all_applied & (~continues | applied)
                 reports.append(report)
                 weights.append(weight)
             if continue_if is None or epoch + 1 == self._epochs:
@@ -105,12 +105,12 @@ class RolloutEpochs:
             if not optimizer.is_planned and not continues:
                 optimizer.skip(self._minibatches * (self._epochs - epoch - 1))
                 break
-        taken = torch.stack(weights)
-        made = taken.sum()
-        means = torch.stack(reports).mul(taken[:, None]).sum(0) / made
+        step_weights = torch.stack(weights)
+        num_steps = step_weights.sum()
+        means = torch.stack(reports).mul(step_weights[:, None]).sum(0) / num_steps
         statistics = dict(zip(self._names, means))
-        statistics |= {"epochs": made / self._minibatches, "lr": optimizer.last_lr}
-        return statistics, applied if optimizer.is_planned else bool(applied)
+        statistics |= {"epochs": num_steps / self._minibatches, "lr": optimizer.last_lr}
+        return statistics, all_applied if optimizer.is_planned else bool(all_applied)
 
     def _step(self, loss_of: LossOf, minibatch: Any, size: int, continues: Tensor) -> tuple[Tensor, Any]:
         """Take the step of a minibatch if `continues`. Return its statistics [n], and whether it was taken."""
@@ -123,11 +123,11 @@ class RolloutEpochs:
         return self._compiled[size](minibatch, continues)
 
     def _eager_step(self, loss_of: LossOf, minibatch: Any, size: int, continues: Tensor) -> tuple[Tensor, Any]:
-        total, grad_norm, stepped = self.optimizer.minimise(size, loss_of(minibatch), apply_if=continues)
+        total, grad_norm, applied = self.optimizer.minimise(size, loss_of(minibatch), apply_if=continues)
         shares = {"loss": total.loss, **total.statistics}  # of sums over the minibatches of all learners
         report = {**{name: share * num_learners() for name, share in shares.items()}, "grad_norm": grad_norm}
         self._names = tuple(report)
-        return torch.stack(list(report.values())), stepped
+        return torch.stack(list(report.values())), applied
 
 
 class CompiledStep:

@@ -164,8 +164,8 @@ class RemoteWriter(ChunkWriter):
         super().__init__(trajectories, 0, window, priorities, connection.has_room)
         self._connection = connection
 
-    def _count(self, length: int) -> int:
-        steps = super()._count(length)
+    def _publish(self, length: int) -> int:
+        steps = super()._publish(length)
         self._connection.send(newest_chunk(self._trajectories, self._window.length), steps)
         return steps
 

@@ -236,15 +236,16 @@ class UnrollMemory(Memory):
     def _ingest(self) -> None:
         """Show the strategies every unroll that has arrived, in the order in which the actors published them."""
         length, envs = self.window.length, self.layout.num_envs
-        available = self.trajectories.written() // length
-        oldest = -(-self.trajectories.starts(0)[0] // length)
-        starts = np.maximum(self._seen, np.minimum(oldest, available))
-        if missed := int((starts - self._seen).sum()):
+        available = self.trajectories.written() // length  # [num_actors] chunks
+        oldest = -(-self.trajectories.starts(0)[0] // length)  # [num_actors] chunks that can still be read begin here
+        begin = np.maximum(self._seen, np.minimum(oldest, available))
+        if missed := int((begin - self._seen).sum()):
             for strategy in self.strategies:
                 strategy.on_missed(missed * envs)
-        counts = available - starts
-        actors = np.repeat(np.arange(len(counts)), counts)
-        chunks = np.arange(len(actors)) - np.repeat(counts.cumsum() - counts, counts) + starts[actors]
+        counts = available - begin  # [num_actors] new chunks
+        actors = np.repeat(np.arange(len(counts)), counts)  # [N] actor of each new chunk
+        # [N] chunks: begin .. available - 1 of one actor after another
+        chunks = np.arange(len(actors)) - np.repeat(counts.cumsum() - counts, counts) + begin[actors]
         tickets = self.trajectories.arrays["tickets"]
         order = np.argsort(tickets[actors, chunks % tickets.shape[1]], kind="stable")
         env_ids = (actors[order, None] * envs + np.arange(envs)).ravel()

@@ -84,7 +84,7 @@ def test_updates_on_host_batches_stay_on_their_device(name):
     assert output.statistics == {} and (output.priorities is None or output.priorities.is_meta)
     agent.prepare_updates(1)
     with OneDevice():
-        learn._graph()
+        learn._launch()
 
 
 class Two(LearnerGroup):

@@ -249,4 +249,4 @@ def test_samples_of_a_device_replay_are_all_steps_learnt_from(name):
     memory.refresh()
     learn = graphed(agent, memory, 16, 2)
     learn(memory)
-    assert learn.samples(memory) == 2 * 16 * (agent.params.unroll_length if name == "r2d2" else 1)
+    assert learn.count_samples(memory) == 2 * 16 * (agent.params.unroll_length if name == "r2d2" else 1)

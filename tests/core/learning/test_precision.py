@@ -160,7 +160,7 @@ def test_recurrent_cores_compute_in_float32_step_by_step_too():
     model = in_bf16(R2D2MLP(R2D2MLP.Params(hidden=8, lstm=8), VECTORS))
     features, state = torch.randn(3, 12), model.initial_state(3)
     weights = [parameter.detach() for parameter in model.core.lstm.parameters()]
-    with model.bf16_weights.in_place():
+    with model.bf16_weights.swapped_in():
         after = model.core.step(features.bfloat16(), state)[1]
     cell = torch.nn.LSTMCell(12, 8)
     with torch.no_grad():

@@ -265,7 +265,7 @@ def test_batches_of_one_draw_take_every_third_window(prefetch):
         )
         assert torch.equal(batch.window.observations, whole.window.observations[:, part])
         assert torch.equal(batch.window.rewards, whole.window.rewards[:, part])
-    assert prefetcher.call(lambda: memory.statistics()["beta"] == memory._leaves.rule.beta(3 * len(drawn)))
+    assert prefetcher.call(lambda: memory.statistics()["beta"] == memory._start_leaves.rule.beta(3 * len(drawn)))
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------

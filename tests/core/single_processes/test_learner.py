@@ -19,7 +19,7 @@ from core.memories.unrolls.mixed import MixedMemory
 from core.memories.unrolls.queue import QueueMemory
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.run_state import RunCounters, RunState
-from core.single_processes.learner import _Learner, _make_updates, _precomputes, feature_source
+from core.single_processes.learner import _Learner, _make_updater, _precomputes, feature_source
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import Batch, SampleIds, Window, slice_batch
 from tests.core.agents.unrolls import Table, random_unrolls, table_agent
@@ -234,7 +234,7 @@ def test_the_first_batches_are_sampled_when_the_replay_is_warm(root):
         return numbered_batch(size, fresh=False)
 
     memory = SimpleNamespace(sample=sample, window=agent.window, takes_priorities=False)
-    source, _ = _make_updates(context, agent, memory, 0, [])
+    source, _ = _make_updater(context, agent, memory, 0, [])
     with closing(source) as batches:
         assert batches.get(timeout=0.2) is None and sizes == []
         limiter.is_warming_up = False

@@ -188,13 +188,13 @@ def test_steps_missing_from_a_snapshot_are_not_valid():
 UNROLL = WindowSpec(4, (0, 1, 2, 3, 4), stride=4)
 
 
-def fresh_unrolls(room=None):
+def fresh_unrolls(may_begin_chunk=None):
     play = RandomPlay(0, 2)
     play.with_states = True
     trajectories = Trajectories(
         small_layout(play.spec, rows=24, chunk_length=4, num_envs=2, extras=play.extras, states=play.states)
     )
-    return play, trajectories, ChunkWriter(trajectories, 0, UNROLL, room=room)
+    return play, trajectories, ChunkWriter(trajectories, 0, UNROLL, may_begin_chunk=may_begin_chunk)
 
 
 def test_room_is_asked_for_before_a_chunk_only():

@@ -199,5 +199,5 @@ class Weighted(DQN):
 def test_an_agent_whose_own_learn_may_change_the_target_precomputes_nothing():
     """In bfloat16 a reset changed the rounded copies that the other thread computed with, and was lost."""
     params = DQN.Params(target_update_period=1_000)
-    assert DQN.precomputes(params) and Weighted.precomputes(params)
-    assert not Resetting.precomputes(params)
+    assert DQN.can_precompute(params) and Weighted.can_precompute(params)
+    assert not Resetting.can_precompute(params)
