@@ -21,7 +21,6 @@ from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_mean
 from core.learning.gradients import Loss
 from core.learning.optimizer import OptimizerName, TargetUpdater
-from core.model import disable_host_sync
 from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss
 from core.ops.vtrace import vtrace
 from core.types import Batch
@@ -126,7 +125,6 @@ class Impact(SumLossAgent):
 
     def prepare_updates(self, count: int) -> None:
         super().prepare_updates(count)
-        disable_host_sync(self.target)
         self._update_target.plan(self._optimizer.steps_begun + 1, count, self.device)
 
     # checkpoint -------------------------------------------------------------------------------------------------------

@@ -111,7 +111,8 @@ class Impala(SumLossAgent):
             cloning = value_cloning_loss(values[:-1], behaviour_values, replayed)
             loss = loss + params.value_cloning_cost * cloning
         statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(entropies, valid)}
-        statistics |= {"values": values.sum(), "behaviour_kl": (self.policy.kl(logits, behaviour_logits) * valid).sum()}
+        behaviour_kl = self.policy.kl(logits.detach(), behaviour_logits)
+        statistics |= {"values": values.sum(), "behaviour_kl": (behaviour_kl * valid).sum()}
         statistics |= {"on_policy_fraction": fresh.sum(), "trusted_fraction": included.sum(), "steps": valid.sum()}
         return Loss(loss, statistics)
 

@@ -19,6 +19,7 @@ from core.device.recorded_work import CudaGraphCallable
 from core.device.torch_runtime import upload_all
 from core.learning.gradients import MicroBatcher, use_microbatches
 from core.memory import DeviceMemory
+from core.model import disable_host_sync
 from core.types import Batch, tree_leaves, tree_map
 
 
@@ -103,8 +104,7 @@ class StoredBuffers:
     """
 
     def __init__(self, agent: Agent):
-        networks = [part for part in agent.checkpoint_parts().values() if isinstance(part, nn.Module)]
-        self._buffers = [buffer for network in networks for buffer in _buffers_of(network)]
+        self._buffers = [buffer for network in _networks_of(agent) for buffer in _buffers_of(network)]
 
     def copies(self) -> list[Tensor]:
         """Return copies of the values before an update."""
@@ -119,6 +119,10 @@ class StoredBuffers:
         elif skipped:
             for buffer, old in zip(self._buffers, copies, strict=True):
                 buffer.copy_(old)
+
+
+def _networks_of(agent: Agent) -> list[nn.Module]:
+    return [part for part in agent.checkpoint_parts().values() if isinstance(part, nn.Module)]
 
 
 def _buffers_of(network: nn.Module) -> list[Tensor]:
@@ -253,6 +257,9 @@ class GraphedUpdate:
         self.is_planned = can_capture(type(agent), agent.params, self.updates_per_call) or compiled is not None
         if capture and not self.is_planned:
             raise ValueError(f"{self.updates_per_call} updates of {type(agent).__name__} at once cannot be captured")
+        if self.is_planned:
+            for network in _networks_of(agent):
+                disable_host_sync(network)
         self._launch: Callable[[], None]
         if compiled is None:
             self._launch = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)

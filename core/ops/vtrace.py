@@ -67,8 +67,8 @@ def vtrace(
     deltas = torch.where(included, deltas, 0.0)
     traces = torch.where(included, discounts * trace_lambda * ratios.clamp(max=c_bar), 0.0)
     corrections = [torch.zeros_like(values[-1])]  # x_T, x_{T-1} .. x_0, each [B]
-    for t in reversed(range(len(rewards))):
-        corrections.append(torch.addcmul(deltas[t], traces[t], corrections[-1]).clamp_(-largest, largest))
+    for delta, trace in zip(reversed(deltas.unbind()), reversed(traces.unbind())):
+        corrections.append(torch.addcmul(delta, trace, corrections[-1]).clamp_(-largest, largest))
     targets = values + torch.stack(corrections[::-1])  # [T + 1, B]
     unweighted = rewards + discounts * targets[1:] - values[:-1]
     advantages = (ratios.clamp(max=pg_rho_bar) * unweighted).clamp(-largest, largest)

@@ -17,7 +17,7 @@ from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater
-from core.model import Model, disable_host_sync, draw_noise_per_row, train_regularization
+from core.model import Model, draw_noise_per_row, train_regularization
 from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions
 from core.ops.returns import munchausen_bonus, soft_bootstrap
 from core.ops.shapes import check_shapes
@@ -305,8 +305,6 @@ class QLearning(ActionValueAgent):
         return make_learner_output(statistics, total.priorities, applied)
 
     def prepare_updates(self, count: int) -> None:
-        for network in (self.target, self.model):
-            disable_host_sync(network)
         self._optimizer.plan(count)
         self._update_target.plan(self._optimizer.steps_begun + 1, count, self.device)
 

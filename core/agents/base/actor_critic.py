@@ -25,7 +25,7 @@ from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerName, OptimizerParams
-from core.model import Model, disable_host_sync
+from core.model import Model
 from core.ops.actions import mask_actions
 from core.ops.policy_distributions import (
     Categorical,
@@ -197,7 +197,6 @@ class ActorCriticAgent(Agent):
         )
 
     def prepare_updates(self, count: int) -> None:
-        disable_host_sync(self.model)
         self._optimizer.plan(count)
 
     # checkpoint -------------------------------------------------------------------------------------------------------

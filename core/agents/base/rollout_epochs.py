@@ -14,7 +14,6 @@ from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_and, all_reduce_sum, num_learners, send_heartbeat
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer
-from core.model import disable_host_sync
 from core.types import tree_leaves, tree_map
 
 
@@ -177,7 +176,6 @@ class RolloutAgent(Agent):
         return True
 
     def prepare_updates(self, count: int) -> None:
-        disable_host_sync(self.model)
         self._epochs.plan(count)
 
     def checkpoint_parts(self) -> dict[str, Any]:
