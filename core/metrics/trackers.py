@@ -67,7 +67,14 @@ class MlflowTracker:
         self._client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or database)
         name, signature = options.logger.mlflow, options.signature
         experiment = self._client.get_experiment_by_name(name)
-        experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        if experiment is None:
+            try:
+                self._client.create_experiment(name)
+            except Exception:  # unless a run that began at the same time has made it
+                if self._client.get_experiment_by_name(name) is None:
+                    raise
+            experiment = self._client.get_experiment_by_name(name)
+        experiment_id = experiment.experiment_id
         runs = self._client.search_runs([experiment_id], filter_string=f"tags.signature = '{signature}'", max_results=1)
         if runs:
             self._run_id = runs[0].info.run_id

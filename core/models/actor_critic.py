@@ -139,10 +139,11 @@ class FeatureTorso(TorsoParams):
 
 
 class FeatureAC(ActorCritic, torso=FeatureTorso):
-    """The network of the V-trace platform that this framework replaces, for 84x84; F = 128.
+    """A network like that of the V-trace platform that this framework replaces, for 84x84; F = 128.
 
-    Its convolutions are 64 8x8/4, 64 4x4/2, 128 3x3/1. Its feature head makes the short vectors that elite and
-    attentive replay compare; policy and value read these vectors, so the feature head is trained.
+    Its convolutions are 64 8x8/4, 64 4x4/2, 128 3x3/1 (there 64 3x3/3, 64 3x3/2, 128 3x3/2). Its feature head makes the
+    short vectors that elite and attentive replay compare. Policy and value read them, so the feature head is trained;
+    there it was a side branch that no loss read.
     """
 
     def __init__(self, params: Any, spec: EnvSpec):

@@ -2,6 +2,7 @@
 
 - They are for Atari, small images, MinAtar and vectors.
 - A torso, an LSTM that also reads the last action (one-hot) and the last reward, and a head that is dueling by default.
+- Deviation: the torso ends in DQN's fully connected layer. The paper's LSTM reads the convolutions.
 - The torso's weights are orthogonal at first, so that features differ from picture to picture. With torch's own those
   of Pong differ by a thousandth of what the last action does, and the LSTM takes long to see the ball.
 - The reward is squashed by tanh, as in Acme's networks: unclipped rewards of hundreds would saturate the LSTM's gates.

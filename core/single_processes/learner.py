@@ -199,21 +199,26 @@ class _Learner:
 
         A full disk is reported and counted; training continues.
         """
-        context, index = self.context, group.index
-        own_parts = _unless_it_cannot_be_written(partial(self.write_parts, index))
-        rows = yield from group.gather([own_parts is not None, *context.counters.totals()[index].values()])
-        if context.publishes(index):
-            context.parameters.publish(self.agent.model)
-        if index:
-            return
-        checkpoint = None
-        if own_parts is not None and all(row[0] for row in rows):
-            checkpoint = _unless_it_cannot_be_written(partial(self.write_checkpoint, own_parts, rows))
-        context.run_state.record_write(context.process_ind("learner", index), checkpoint is not None)
-        if checkpoint is None:
-            self.checkpoint_errors += 1
-            context.report("learner", index, {"checkpoint_errors": float(self.checkpoint_errors)})
-        context.run_state.confirm_checkpoint()
+        context, index, folder = self.context, group.index, self.context.options.checkpoint_folder
+        with ExitStack() as stack:
+            if index == 0 and group.size > 1:  # before the exchange, after which another may lose a peer and save alone
+                with suppress(OSError):  # the writing reports it
+                    folder.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(folder_lock(folder))
+            own_parts = _unless_it_cannot_be_written(partial(self.write_parts, index))
+            rows = yield from group.gather([own_parts is not None, *context.counters.totals()[index].values()])
+            if context.publishes(index):
+                context.parameters.publish(self.agent.model)
+            if index:
+                return
+            checkpoint = None
+            if own_parts is not None and all(row[0] for row in rows):
+                checkpoint = _unless_it_cannot_be_written(partial(self.write_checkpoint, own_parts, rows))
+            context.run_state.record_write(context.process_ind("learner", index), checkpoint is not None)
+            if checkpoint is None:
+                self.checkpoint_errors += 1
+                context.report("learner", index, {"checkpoint_errors": float(self.checkpoint_errors)})
+            context.run_state.confirm_checkpoint()
 
     def write_parts(self, index: int) -> dict[str, Any]:
         """Return what a checkpoint has of learner `index` alone. Of all but learner 0 it is written to files."""

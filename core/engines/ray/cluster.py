@@ -37,6 +37,7 @@ VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_COLOR_PREFIX": "0",
     "RAY_DEDUP_LOGS": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a late query of the head would start another Ray after the shutdown
     # A process without a share of a GPU sees no GPU.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     # By default Ray ends main a minute after the head is lost, while main may still save.

@@ -11,6 +11,8 @@ import torch
 
 from core.acting.validated_env import random_actions
 from core.checkpoint import run_checkpoint
+from core.common.files import folder_lock
+from core.distributed.learner_group import PeerLostError
 from core.runtime.context import Context
 from core.runtime.run_state import RunState
 from core.single_processes.learner import _Learner, learner, restore
@@ -142,6 +144,26 @@ def test_one_learner_on_another_node_saves_if_learner_0_is_lost(tmp_path, index,
     for _ in _Learner.save_alone(SimpleNamespace(context=context, params=params, group=group, save=save)):
         pass
     assert len(saved) == saves
+
+
+def test_no_learner_saves_alone_while_learner_0_writes(tmp_path):
+    """It would remove the files that learner 0 has not finished."""
+    locked = []
+
+    def gather(values):
+        with folder_lock(tmp_path) as is_mine:
+            locked.append(not is_mine)
+        yield False
+        raise PeerLostError("learner 2 was lost")
+
+    counters = SimpleNamespace(totals=lambda: [{"updates": 1}])
+    context = SimpleNamespace(options=SimpleNamespace(checkpoint_folder=tmp_path), counters=counters)
+    learner = SimpleNamespace(context=context, write_parts=lambda index: {})
+    with pytest.raises(PeerLostError):
+        for _ in _Learner.save(learner, SimpleNamespace(index=0, size=3, gather=gather)):
+            pass
+    with folder_lock(tmp_path) as is_mine:
+        assert is_mine and locked == [True]
 
 
 def test_a_seed_determines_the_state_of_two_learners(trained):

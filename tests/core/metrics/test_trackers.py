@@ -82,6 +82,8 @@ class Client:
         return SimpleNamespace(experiment_id=self.experiments[name]) if name in self.experiments else None
 
     def create_experiment(self, name):
+        if name in self.experiments:
+            raise ValueError(f"Experiment(name={name}) already exists")
         self.experiments[name] = "7"
         return "7"
 
@@ -234,6 +236,21 @@ def train(root, *words):
     context, agent = create_context(options)
     assert agent.launch(EnginesDict["inline"](context, ProcessesDict)) == 0
     return context.options
+
+
+def test_an_experiment_that_another_run_makes_in_the_same_moment_is_taken(mlflow, options, monkeypatch):
+    get, asked = Client.get_experiment_by_name, []
+
+    def get_before_the_other(self, name):
+        asked.append(name)
+        if len(asked) > 1:
+            return get(self, name)
+        self.experiments[name] = "7"  # of the other run
+        return None
+
+    monkeypatch.setattr(Client, "get_experiment_by_name", get_before_the_other)
+    MlflowTracker(options)
+    assert mlflow.runs["box_1"]["status"] == "RUNNING" and mlflow.experiments == {asked[0]: "7"}
 
 
 def test_a_run_sends_its_values_to_the_tracker(root, mlflow, monkeypatch):
