@@ -76,11 +76,13 @@ CONFIGS: list[dict[str, Any]] = [
      "agent.exploration": "linear-ladder", "agent.exploration_epsilon_steps": 50_000,
      "agent.evaluation_epsilon": 0.001, "memory.capacity": 400_000, "memory.alpha": 0.5,
      "rate_limiter.min_replay_size": 5_000, "evaluator.period": 900.0, "evaluator.episodes": 30},
-    # Rainbow's settings, also of its target (32 k frames are 2,000 updates), without distribution and noise.
+    # Rainbow's settings, also of its target (32 k frames are 2,000 updates), without distribution and noise. Epsilon
+    # falls over 250,000 agent steps as in Dopamine; the paper says 250,000 frames.
     {"name": "dqn-breakout",
      "agent_type": "dqn", "env_type": "atari", "game": "breakout", "memory_type": "prioritized",
      "model_type": "dqn-cnn", "model.dueling": True, "agent.n_step": 3, "agent.learning_rate": 6.25e-5,
-     "agent.target_update_period": 2_000, "agent.evaluation_epsilon": 0.001, "memory.capacity": 1_000_000},
+     "agent.target_update_period": 2_000, "agent.evaluation_epsilon": 0.001, "memory.capacity": 1_000_000,
+     "memory.alpha": 0.5, "memory.beta_updates": 12_500_000},
     {"name": "dqn-cartpole",
      "agent_type": "dqn", "env_type": "gym", "game": "CartPole-v1", "memory_type": "shared", "model_type": "dqn-mlp",
      "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-8, "agent.batch_size": 64,
@@ -95,7 +97,8 @@ CONFIGS: list[dict[str, Any]] = [
      "steps": 100_000},
     {"name": "dqn-minatar-breakout", "game": "breakout", **DQN_MINATAR, "steps": 1_000_000},
     # Nature DQN (Mnih et al. 2015), with Rainbow's Adam in place of its RMSProp. Its table says 10,000 updates, but its
-    # code copies the target every 10,000 agent steps, which are 2,500 updates.
+    # code copies the target every 10,000 agent steps, which are 2,500 updates. Epsilon falls over the table's 1 M
+    # frames (the code's are agent steps), and gradients are clipped at 10 as in dqn_zoo's Rainbow.
     {"name": "dqn-pong-uniform",
      "agent_type": "dqn", "env_type": "atari", "game": "pong", "memory_type": "shared", "model_type": "dqn-cnn",
      "agent.n_step": 1, "agent.double_q": False, "agent.learning_rate": 6.25e-5, "agent.target_update_period": 2_500,
@@ -117,7 +120,8 @@ CONFIGS += [{"name": "dqn-pong-gpu", "agent_type": "dqn", "model_type": "dqn-cnn
              **BATCHES_OF_256, "agent.n_step": 3, "agent.exploration_epsilon_steps": 250_000,
              "agent.evaluation_epsilon": 0.001}]
 
-# Ape-X (1803.00933). Each second it makes 19 updates of 512 samples while its actors insert 12.5 k agent steps.
+# Ape-X (1803.00933). Each second it makes 19 updates of 512 samples while its actors insert 12.5 k agent steps. All 18
+# actions are offered, as in the paper. Its actors have one environment each, and pull parameters every 100 steps.
 APEX = {"agent_type": "dqn", "env_type": "atari", "memory_type": "prioritized", "model_type": "dqn-cnn",
         "model.dueling": True, "agent.exploration": "ladder", "agent.n_step": 3, "agent.batch_size": 512,
         "agent.loss": "squared", "agent.optimizer": "rmsprop", "agent.learning_rate": 2.5e-4 / 4,
@@ -127,11 +131,11 @@ APEX = {"agent_type": "dqn", "env_type": "atari", "memory_type": "prioritized", 
         "rate_limiter.min_replay_size": 50_000, "rate_limiter.samples_per_insert": 0.8}
 CONFIGS += [
     # For two CPU cores: 0.8 samples an agent step are too few for the agent steps that these make in hours. 16 rungs of
-    # the ladder, and DQN's 32 samples every four agent steps.
+    # the ladder, DQN's 32 samples every four agent steps, and Pong's own 6 actions.
     {"name": "apex-pong", "game": "pong", **APEX, "agent.batch_size": 32, "memory.capacity": 400_000,
      "rate_limiter.min_replay_size": 20_000, "rate_limiter.samples_per_insert": 8.0, "num_envs_per_actor": 16},
-    {"name": "apex-breakout", "game": "breakout", **APEX},
-    {"name": "apex-seaquest", "game": "seaquest", **APEX},
+    {"name": "apex-breakout", "game": "breakout", **APEX, "env.full_action_space": True},
+    {"name": "apex-seaquest", "game": "seaquest", **APEX, "env.full_action_space": True},
 ]
 
 # Double DQN with GroupNorm and compressed frames, as the third of the replaced systems ran it for 200 M agent steps:
@@ -200,15 +204,17 @@ CONFIGS += [
 
 # The published curves of Atari's value agents: Nature DQN with its RMSProp, what was added to it one at a time, and the
 # distributions without the other parts of Rainbow. Double DQN is the tuned one (1509.06461). The code of Nature DQN
-# copies the target every 10,000 agent steps (2,500 updates), tuned double DQN every 30,000. Of these only dueling DQN
-# clips the norm of its gradient. Their code adds RMSProp's epsilon of 0.01 to squares of gradients that are summed over
-# a batch. The losses here are means, so it is 0.01 / 32^2, and with the smaller rate of prioritized replay a 16th of
-# that, both as in dqn_zoo. The last layer of tuned double DQN has one bias for all actions there, and one each here.
+# copies the target every 10,000 agent steps (2,500 updates), tuned double DQN every 30,000, and lets epsilon fall over
+# 1 M agent steps (its table says frames). Of these only dueling DQN clips the norm of its gradient. Their code adds
+# RMSProp's epsilon of 0.01 to squares of gradients that are summed over a batch. The losses here are means, so it is
+# 0.01 / 32^2, and with the smaller rate of prioritized replay a 16th of that, both as in dqn_zoo. The last layer of
+# tuned double DQN has one bias for all actions there, and one each here.
 NATURE = {"agent_type": "dqn", "env_type": "atari", "game": "breakout", "memory_type": "shared",
           "model_type": "dqn-cnn",
           "agent.n_step": 1, "agent.double_q": False, "agent.optimizer": "rmsprop", "agent.learning_rate": 2.5e-4,
           "agent.optimizer_eps": 0.01 / 32**2, "agent.rmsprop_decay": 0.95, "agent.clip_norm": 0.0,
-          "agent.exploration_epsilon_end": 0.1, "agent.evaluation_epsilon": 0.05, "memory.capacity": 1_000_000,
+          "agent.exploration_epsilon_end": 0.1, "agent.exploration_epsilon_steps": 1_000_000,
+          "agent.evaluation_epsilon": 0.05, "memory.capacity": 1_000_000,
           "rate_limiter.min_replay_size": 50_000, "steps": 50_000_000}
 DOUBLE = {**NATURE, "agent.double_q": True, "agent.target_update_period": 7_500, "agent.exploration_epsilon_end": 0.01,
           "agent.evaluation_epsilon": 0.001}
@@ -233,14 +239,16 @@ IQN = {**PLAIN_DISTRIBUTION, "agent_type": "iqn", "model_type": "iqn-cnn", "agen
 # Munchausen (2007.14430) with its paper's Adam. Replay, pace and environment of M_DQN and M_IQN are those of NATURE
 # and IQN, with which they are compared. The paper's code (github.com/google-research/google-research, munchausen_rl)
 # differs in them: sticky actions, no lives, 20,000 steps before the first update, 2,000 updates between those of the
-# target. M-IQN acts by draws from its soft policy there.
+# target.
 MUNCHAUSEN = {"agent.munchausen_alpha": 0.9, "agent.munchausen_temperature": 0.03, "agent.munchausen_clip": -1.0,
               "agent.double_q": False}
 M_IQN = {**IQN, **MUNCHAUSEN, "agent.exploration_epsilon_steps": 250_000}
 M_DQN = {**NATURE, **MUNCHAUSEN, "agent.optimizer": "adam", "agent.learning_rate": 5e-5,
-         "agent.optimizer_eps": 0.01 / 32, "agent.exploration_epsilon_end": 0.01, "agent.evaluation_epsilon": 0.001}
+         "agent.optimizer_eps": 0.01 / 32, "agent.exploration_epsilon_end": 0.01,
+         "agent.exploration_epsilon_steps": 250_000, "agent.evaluation_epsilon": 0.001}
 # Sticky actions, all 18 actions, no lives (1709.06009), with Dopamine's pace: 20,000 steps before the first update.
-# Dopamine's Rainbow has a constant beta of 0.5 and does not clip the norm of its gradient.
+# Dopamine's Rainbow has a constant beta of 0.5 and does not clip the norm of its gradient. Episodes last up to 108,000
+# frames as in Dopamine; the paper's end after 18,000.
 MACHADO = {"env.protocol": "machado", "rate_limiter.min_replay_size": 20_000, "agent.target_update_period": 2_000,
            "agent.exploration_epsilon_end": 0.01, "agent.exploration_epsilon_steps": 250_000,
            "agent.evaluation_epsilon": 0.001}
@@ -337,13 +345,14 @@ CONFIGS += [{"name": "iqn-cartpole", "agent_type": "iqn", "env_type": "gym", "ga
              "rate_limiter.min_replay_size": 1_000, "learner.threads": 1, "learner.batches_per_sample": 8,
              "evaluator.period": 10.0, "evaluator.episodes": 20, "steps": 200_000}]
 
-# R2D2 (r1lyTjAqYX). Each second it makes 5 updates of 64 sequences of 80 while its 256 actors make 260 steps each: 0.4
-# samples an insert, because its actors outrun the learner. The actors of one machine do not, so this is 4 here. The
-# paper replays 4 M steps; its rewards are not clipped, and a lost life does not end an episode.
+# R2D2 (r1lyTjAqYX). It replays each observation about 0.8 times (its appendix), because its 256 actors outrun the
+# learner. The actors of one machine do not, so samples_per_insert is 4 here. The paper replays 4 M steps and offers all
+# 18 actions; its rewards are not clipped, and a lost life does not end an episode.
 R2D2 = {"agent_type": "r2d2", "memory_type": "prioritized", "memory.alpha": 0.9, "memory.beta_start": 0.6,
         "memory.beta_end": 0.6}
 R2D2_ATARI = {**R2D2, "env_type": "atari", "model_type": "r2d2-cnn", "env.reward_clipping": "none",
-              "env.life_loss": False, "agent.evaluation_epsilon": 0.001, "memory.capacity": 1_000_000,
+              "env.life_loss": False, "env.full_action_space": True, "agent.evaluation_epsilon": 0.001,
+              "memory.capacity": 1_000_000,
               "actor.parameter_pull_period": 400, "rate_limiter.min_replay_size": 50_000,
               "rate_limiter.samples_per_insert": 4.0, "rate_limiter.error_buffer": 2_000}
 # R2D2 for tasks of minutes: shorter sequences, and 8 to 16 samples an insert, because actors are slower than the
@@ -393,8 +402,8 @@ IMPALA = {"agent_type": "impala", "rate_limiter.samples_per_insert": None, "rate
 IMPACT = {**IMPALA, **CIRCULAR, "agent_type": "impact"}
 # On Atari, IMPALA has the settings of its paper (1802.01561, table G.1), which are defaults of agent and environment.
 # Not the paper's are the initial weights (core/models/actor_critic.py) and RMSProp's mean square, which starts at 0.
-# Actors pull parameters every 100 agent steps; those of the paper pull them before each unroll. The learning rate falls
-# over 51 M agent steps; where half of a batch is replayed, these are twice as many updates.
+# Actors pull parameters every 100 agent steps, 6 of each environment; those of the paper pull them before each unroll.
+# The learning rate falls over 51 M agent steps; where half of a batch is replayed, these are twice as many updates.
 ON_ATARI = {"env_type": "atari", "model_type": "impala-cnn", "agent.lr_schedule": "linear",
             "agent.lr_schedule_updates": 80_000}
 HALF_NEW = {**ON_ATARI, "agent.lr_schedule_updates": 160_000}
@@ -421,7 +430,9 @@ CLEAR = {**replay(0.5, "reservoir", **MILLION_STEPS), "agent.policy_cloning_cost
          "agent.value_cloning_cost": 0.005}
 # The relevance compares pi with mu. LASER compares pi with the policy whose values V-trace learns (implied).
 TRUST_REGION = {"agent.relevance": "kl", "agent.relevance_threshold": 0.3}
-LASER = {**replay(0.75, "standard"), **TRUST_REGION}
+LASER = {**replay(0.75, "standard", **MILLION_STEPS), **TRUST_REGION}  # the paper: 15 M steps, 87.5 % of a batch
+# The replaced system took the updates of the learning rate's schedule as lambda_batches. Here lambda is 1 after 40,000
+# batches; on MinAtar it falls from 6 to 4.4 in a run, and that of attentive replay from 4 to 2.5.
 ELITE = {"sample_strategy": "elite_sampling", "lambda_batch_multiplier": 6, "alfa_annealing_factor": 2.0,
          "lambda_batches": 20_000}
 ELITE_MINATAR = {**ELITE, "lambda_batches": 80_000}
