@@ -404,14 +404,16 @@ IMPACT = {**IMPALA, **CIRCULAR, "agent_type": "impact"}
 # Not the paper's are the initial weights (core/models/actor_critic.py) and RMSProp's mean square, which starts at 0.
 # Actors pull parameters every 100 agent steps, 6 of each environment; those of the paper pull them before each unroll.
 # The learning rate falls over 51 M agent steps; where half of a batch is replayed, these are twice as many updates.
+# An actor has two threads of the emulator, and evaluations are rare, because both take their time from training.
+ON_CORES = {"actor.env_threads": 2, "evaluator.period": 480.0, "evaluator.episodes": 30}
 ON_ATARI = {"env_type": "atari", "model_type": "impala-cnn", "agent.lr_schedule": "linear",
-            "agent.lr_schedule_updates": 80_000}
+            "agent.lr_schedule_updates": 80_000, **ON_CORES}
 HALF_NEW = {**ON_ATARI, "agent.lr_schedule_updates": 160_000}
 ADAM = {"agent.optimizer": "adam", "agent.learning_rate": 1e-3, "agent.optimizer_eps": 1e-5, "agent.batch_size": 16,
         "learner.threads": 1}
 # Pong of 84x84 for two CPU cores: smaller batches make more updates, with the optimiser of impala-pong-small.
 ON_PONG = {**ADAM, "env_type": "atari", "game": "pong", "model_type": "impala-cnn", "agent.learning_rate": 5e-4,
-           "agent.batch_size": 8, "num_envs_per_actor": 8}
+           "agent.batch_size": 8, "num_envs_per_actor": 8, **ON_CORES}
 # MinAtar's runs are short: small batches make many updates of them. Of breakout, a trace of 0.8 and three times the
 # entropy cost raised the score at 1 M steps from 6.9 to 11.7. The trace is that of MinAtar's own actor-critic
 # (1903.03176).
