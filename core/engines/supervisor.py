@@ -186,8 +186,9 @@ class Supervisor:
         is_long = slot.role == "learner" and (restores or self._run_state.checkpoint_due)
         factor = CHECKPOINT_FACTOR if is_long else 1
         if not self._run_state.has_started(slot.process_ind):
-            late = now - max(slot.started, self._resumed) > params.start_timeout * factor
-            return f"did not start within {params.start_timeout:.0f} s (supervisor.start_timeout)" if late else None
+            limit = params.start_timeout * factor
+            late = now - max(slot.started, self._resumed) > limit
+            return f"did not start within {limit:.0f} s (supervisor.start_timeout)" if late else None
         silence = min(self._run_state.seconds_since_heartbeat(slot.process_ind), now - self._resumed)
         if silence <= params.heartbeat_timeout * factor:
             return None

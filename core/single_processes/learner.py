@@ -199,9 +199,10 @@ class _Learner:
 
         A full disk is reported and counted; training continues.
         """
-        context, index, folder = self.context, group.index, self.context.options.checkpoint_folder
+        context, index = self.context, group.index
         with ExitStack() as stack:
             if index == 0 and group.size > 1:  # before the exchange, after which another may lose a peer and save alone
+                folder = context.options.checkpoint_folder
                 with suppress(OSError):  # the writing reports it
                     folder.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(folder_lock(folder))

@@ -356,7 +356,7 @@ def _continuation_problems(options: Options, saved: SavedRun) -> list[str]:
     made = STEP_FOLDER.fullmatch(newest.name)
     if made and options.steps is not None and int(made[1]) >= options.steps:
         done = f"{run} has made {int(made[1]):,} agent steps: give a larger --steps to train it further"
-        # Without such options its last evaluation may be missing.
+        # It may lack its last evaluation, for which other options can be given.
         if any(name.partition(".")[0] not in NOT_OF_LEARNING for name in different):
             return [f"{done}; steps={options.steps} counts the whole run"]
         told.append(done)

@@ -437,7 +437,7 @@ def test_a_non_finite_loss_is_a_problem(options, monkeypatch):
 def test_an_update_that_changes_nothing_is_unsound(options):
     chosen = options("--config", "impala-cartpole", "--agent.lr_schedule_updates", "9", *SMALL)
     object.__setattr__(chosen.agent, "baseline_cost", 9e299)  # far beyond its bounds
-    assert not throughput.measure(chosen, validation.validation.environment_spec(chosen), 0)[0].sound
+    assert not throughput.measure(chosen, validation.environment_spec(chosen), 0)[0].sound
 
 
 def test_an_agent_that_a_checkpoint_does_not_restore_is_a_problem(options, monkeypatch):
