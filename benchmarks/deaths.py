@@ -25,11 +25,6 @@ from benchmarks.training import RESULTS
 STEPS = 5_000
 
 
-def kill_learner(run: Run) -> None:
-    """Kill the learner of a run."""
-    run.children()["learner 0"].kill()
-
-
 def interrupt_twice(run: Run) -> None:
     """Send SIGINT twice while the learner is stopped; time counts from the second signal."""
     run.children()["learner 0"].suspend()
@@ -39,7 +34,7 @@ def interrupt_twice(run: Run) -> None:
 
 
 ENDS: dict[str, Callable[[Run], None]] = {
-    "learner killed": kill_learner,
+    "learner killed": lambda run: run.children()["learner 0"].kill(),
     "main killed": lambda run: run.process.kill(),
     "SIGINT": lambda run: run.process.send_signal(signal.SIGINT),
     "SIGTERM": lambda run: run.process.send_signal(signal.SIGTERM),

@@ -210,8 +210,7 @@ def kind(capture: bool) -> str:
 def free_memory() -> None:
     """Return unused memory to the device, such as the replay just measured; a run needs it for its own replay."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
 
 
 # the run --------------------------------------------------------------------------------------------------------------

@@ -46,11 +46,6 @@ def queue(seconds: float, *words: str) -> float:
     return rate(after_start(train(15 + seconds, COMMON, f"--memory.capacity {BATCH}", *words), 10))
 
 
-def no_prefetch(seconds: float) -> float:
-    """Return the agent steps per second with a queue and without prefetching."""
-    return queue(seconds, "--learner.prefetch 0")
-
-
 def strategy(name: str, seconds: float) -> float:
     """Return the samples learned from per second; half of them are replayed."""
     replay = json.dumps([QUEUE, {"capacity": 200, "sample_ratio": 0.5, **STRATEGIES[name]}])
@@ -83,7 +78,7 @@ def ceiling(seconds: float) -> float:
     return max(1 / max(update_one, act), 1 / (update_all + act / cores), cores / (update_one + act) if cores > 1 else 0)
 
 
-SPEED = {"queue": queue, "no prefetching": no_prefetch, "ceiling": ceiling}
+SPEED = {"queue": queue, "no prefetching": lambda seconds: queue(seconds, "--learner.prefetch 0"), "ceiling": ceiling}
 SIDES = {**SPEED, **{name: (lambda seconds, name=name: strategy(name, seconds)) for name in STRATEGIES}}
 
 

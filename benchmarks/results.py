@@ -62,6 +62,12 @@ class Part(NamedTuple):
         steps = dict(zip(self.words[::2], self.words[1::2])).get(STEPS, of_row)
         return None if steps is None else int(steps)
 
+    @property
+    def target_score(self) -> float | None:
+        """The evaluation at which the runs end, None if they end by their steps."""
+        score = dict(zip(self.words[::2], self.words[1::2])).get("--target_score")
+        return None if score is None else float(score)
+
 
 REPLAY = ("impala", "replay", "clear", "laser", "attentive", "elite1", "elite3")
 PARTS = {
@@ -224,7 +230,7 @@ def write(name: str, runs: Sequence[ChildRun], output: Path) -> None:
         label: np.array([curves.late_score(run.curves[curves.SCORE], steps[label]) for run in same])
         for label, same in by_label.items()
     }
-    table = table_of(by_label, late)
+    table = table_of(by_label, late) if part.target_score is None else target_table(by_label, part.target_score)
     path.with_name(f"{name}-table.md").write_text(table)
     print(table, end="")
     shown = panels(part, by_label)
@@ -249,6 +255,24 @@ def table_of(by_label: Mapping[str, Sequence[curves.Run]], late: Mapping[str, Ar
         steps, minutes = max(curve.steps[-1] for curve in points), (f"{each.seconds[-1] / 60:.1f}" for each in points)
         lines.append((label, f"{late[label].mean():.2f}", scores, f"{best:.2f}", f"{steps:,.0f}", " ".join(minutes)))
     return curves.markdown(("row", "mean", "of each seed", "best evaluation", "agent steps", "minutes"), lines)
+
+
+def target_table(by_label: Mapping[str, Sequence[curves.Run]], target: float) -> str:
+    """Return a Markdown table with a line for each label: steps to the target score, evaluations, steps and minutes."""
+    lines = []
+    for label, same in by_label.items():
+        points = [run.curves[curves.SCORE] for run in same]
+        reached = [curve.steps[curve.values >= target] for curve in points]
+        columns = (
+            (f"{steps[0]:,.0f}" if steps.size else "not reached" for steps in reached),
+            (f"{curve.values[-1]:.2f}" for curve in points),
+            (f"{curve.values.max():.2f}" for curve in points),
+            (f"{curve.steps[-1]:,.0f}" for curve in points),
+            (f"{curve.seconds[-1] / 60:.1f}" for curve in points),
+        )
+        lines.append((label, *("; ".join(column) for column in columns)))
+    names = (f"first evaluation of {target:g}", "last evaluation", "best evaluation", "agent steps", "minutes")
+    return curves.markdown(("row", *names), lines)
 
 
 def games_table(part: Part, late: Mapping[str, Array]) -> str:

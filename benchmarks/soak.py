@@ -56,10 +56,6 @@ class Run:
         command = [sys.executable, "main.py", "--root", str(self._root), *words.split(), *identity]
         self.process = psutil.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
 
-    def resume(self) -> None:
-        """Start main.py again under the same signature."""
-        self.start("--resume", self.signature)
-
     def children(self) -> dict[str, psutil.Process]:
         """Return the processes of the run by name."""
         found = {}
@@ -191,7 +187,7 @@ class Soak:
         lost = self.run.progress - saved
         self._lost = self._lost + lost
         self.run.progress = saved
-        self.run.resume()
+        self.run.start("--resume", self.run.signature)
         return {"ended_seconds": round(ended, 2), "lost_steps": int(lost[0])}
 
     def speeds(self, begin: float, end: float) -> np.ndarray:

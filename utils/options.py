@@ -452,7 +452,7 @@ CONFIGS += [
     {"name": "clear-breakout", "game": "breakout", **IMPALA, **HALF_NEW, **CLEAR},
     {"name": "elite3-pong", **IMPALA, **ON_PONG,
      **replay(0.5, "custom", **ELITE, **MILLION_STEPS, elite_sampling_strategy="strategy3")},
-    {"name": "laser-pong", **IMPALA, **ON_PONG, **TRUST_REGION, **replay(0.75, "standard", **MILLION_STEPS)},
+    {"name": "laser-pong", **IMPALA, **ON_PONG, **LASER},
     # The paper's deep network is for a GPU.
     {"name": "laser-breakout", "game": "breakout", **IMPALA, **ON_ATARI, "model_type": "impala-resnet", **LASER,
      "agent.lr_schedule_updates": 320_000},
@@ -464,8 +464,7 @@ CONFIGS += [
     {"name": "impala-minatar-breakout", **IMPALA, **QUEUE, **ON_MINATAR},
     {"name": "replay-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "standard", **MILLION_STEPS)},
     {"name": "clear-minatar-breakout", **IMPALA, **ON_MINATAR, **CLEAR},
-    {"name": "laser-minatar-breakout", **IMPALA, **ON_MINATAR, **TRUST_REGION,
-     **replay(0.75, "standard", **MILLION_STEPS)},
+    {"name": "laser-minatar-breakout", **IMPALA, **ON_MINATAR, **LASER},
     {"name": "attentive-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "attentive", **MILLION_STEPS)},
     {"name": "elite1-minatar-breakout", **IMPALA, **ON_MINATAR,
      **replay(0.5, "custom", **ELITE_MINATAR, **MILLION_STEPS, elite_sampling_strategy="strategy1")},

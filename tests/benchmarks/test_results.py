@@ -155,6 +155,18 @@ def test_an_evaluation_at_the_beginning_of_the_late_share_counts(monkeypatch, tm
     assert {run.name for run in curves.read([tmp_path / "tiny.csv"], [curves.SCORE])} == {"dqn-seed1", "former-seed1"}
 
 
+def test_a_part_with_a_target_tells_when_each_seed_reached_it(monkeypatch, tmp_path):
+    part = Part("One row", ("dqn",), "-cartpole", words=("--steps", "1000", "--target_score", "18"))
+    monkeypatch.setattr(results, "PARTS", {"tiny": part})
+    monkeypatch.setattr(figures, "save", lambda *arguments: [])
+    lines = [f"dqn-seed1,{step},60.0,{mean},0,0" for step, mean in ((100, 3.0), (200, 18.0), (300, 17.0))]
+    lines += [f"dqn-seed2,{step},120.0,{mean},0,0" for step, mean in ((100, 3.0), (1000, 9.0))]
+    (tmp_path / "tiny.csv").write_text("\n".join(["run,step,seconds,mean,std,median", *lines, ""]))
+    results.write("tiny", [], tmp_path)
+    (line,) = (tmp_path / "tiny-table.md").read_text().splitlines()[2:]
+    assert line == "| dqn | 200; not reached | 17.00; 9.00 | 18.00; 9.00 | 300; 1,000 | 1.0; 2.0 |"
+
+
 def test_games_that_no_row_has_yet_are_left_out(monkeypatch, tmp_path):
     """The first games of a long part are written as soon as they are complete."""
     part = Part("Two rows", ("dqn", "iqn"), "-cartpole", ("x", "y", "z"), words=("--steps", "1000"))

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from core.common.console import log_to_stderr
 from core.env import normalized_name
 from utils.config.command_line import refusing
 from utils.errors import ConfigurationError
@@ -105,12 +106,26 @@ def _summary(options: argparse.Namespace) -> tuple[Any, list[Run]]:
     runs = usable(options.runs, [SCORE])
     groups = grouped(runs, options.group) if options.group else alike(runs, "method")
     games = {method: by_game(runs) for method, runs in groups.items()}
+    _warn_of_unequal(groups, games)
     scores = {method: list(found.values()) for method, found in games.items()}
     figure = draw_summary(scores, options.title or "human-normalised scores, 95 % bootstrap intervals")
     print(summary_table(scores), end="")
     if len(scores) > 1 and len({tuple(found) for found in games.values()}) == 1:
         print(f"\n{improvement_table(scores)}", end="")
     return figure, runs
+
+
+def _warn_of_unequal(groups: Mapping[str, Sequence[Run]], games: Mapping[str, Mapping[str, Array]]) -> None:
+    """Name on stderr the runs that have not made their steps, and the methods whose runs differ in number or steps."""
+    runs = [run for same in groups.values() for run in same]
+    if short := [run.name for run in runs if run.curves[SCORE].steps[-1] < (run.settings.get("steps") or 0)]:
+        log_to_stderr(f"warning: scored by the last fifth of fewer steps than planned: {', '.join(short)}")
+    for method, same in groups.items():
+        planned = {(normalized_name(str(run.settings["game"])), run.settings.get("steps")) for run in same}
+        if len(planned) > len(games[method]):
+            log_to_stderr(f"warning: runs of {method} in one game have different numbers of steps")
+        if len({len(scores) for scores in games[method].values()}) > 1:
+            log_to_stderr(f"warning: {method} has more runs of some games, which weigh more in its IQM")
 
 
 def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
@@ -137,7 +152,10 @@ def by_game(runs: Sequence[Run]) -> Mapping[str, Array]:
 
 
 def summary_table(scores: Mapping[str, Strata]) -> str:
-    """Return a Markdown table of the aggregates of each method and their 95 % intervals."""
+    """Return a Markdown table of the aggregates of each method and their 95 % intervals.
+
+    A method with one run only of a game has no intervals.
+    """
     lines = [
         [method, str(len(games)), str(sum(map(len, games))), *(_cell(games, each) for each in AGGREGATES.values())]
         for method, games in scores.items()
@@ -166,7 +184,7 @@ def improvement_table(scores: Mapping[str, Strata]) -> str:
 
 def _cell(strata: Strata, statistic: Statistic) -> str:
     low, high = interval(bootstrap(strata, statistic))
-    return f"{statistic(strata):.3f} [{low:.3f}, {high:.3f}]"
+    return f"{statistic(strata):.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")
 
 
 def parser() -> argparse.ArgumentParser:

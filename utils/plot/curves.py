@@ -5,7 +5,8 @@ that changes what is learned or how it is measured. A difference counts unless t
 
 - names the run or its folder (machine, timestamp, root),
 - belongs to one start of the run (device, engine, resume, profile, ...), so that a resumed run may change it,
-- says when the run ends (steps, updates, seconds, target_score), so that one curve is longer,
+- says when the run ends (steps, updates, seconds, target_score), so that one curve is longer; steps and updates count
+  where the learning rate falls with the share of the run that is over,
 - configures what does not affect learning (evaluator, logger, supervisor, ray, video); evaluator.max_steps counts.
 
 A run of an older version that lacks an option is alike if the runs that have the option agree.
@@ -17,6 +18,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,12 +38,14 @@ COLUMNS = {f"evaluator/episodic_return_{name}": name for name in ("mean", "std",
 POINT = ("run", "step", "seconds")  # Columns of every CSV that are no metrics.
 KEPT = ("config", "seed")  # Settings that `write_csv` can add as columns, between the run and the step.
 METRICS = file_writers.METRICS  # File in the log folder of a run.
+FIRST_OPTIONS = "options.json"  # File with the options of its first start.
 PERIOD = "global/agent_steps"  # Metric that only the lines of a log period and of a new start contain.
 LATE = 0.8  # Share of a run's steps after which evaluations count for its late score.
 OVERSHOOT = 1.02  # Factor on a run's steps up to which evaluations still belong to the run.
 MAX_GRID_POINTS = 200  # Points of a curve over several runs.
 MAX_LISTED = 5  # Errors that are listed if no source can be read.
-STOPS = ("steps", "updates", "seconds", "target_score")
+SCHEDULED = ("steps", "updates")  # Options that the share of a run that is over is counted by.
+STOPS = (*SCHEDULED, "seconds", "target_score")
 COUNTS = ("config", "model_file", "evaluator.max_steps")  # Exceptions, which count despite the rules above.
 NAMES = ("run", "config", "method", "seed")  # Settings of a Run that a CSV gives, too.
 
@@ -195,6 +199,9 @@ def _read_folder(folder: Path, metrics: Sequence[str]) -> Run:
         raise NoCurves(f"{folder} is no log folder of a run: it has no {METRICS}", "no log folder of a run")
     name, saved = folder.resolve().name, run_registry.read(folder)
     settings = {**saved.options, **_names(name, saved.config, saved.file.get("game"))} if saved else _names(name)
+    with suppress(OSError, ValueError):  # a run that was killed at once, or one of an older version
+        if changed := differences(json.loads((folder / FIRST_OPTIONS).read_text()), settings):
+            log_to_stderr(f"warning: {name} was resumed with other options, by which it is named: {', '.join(changed)}")
     try:
         lines = read_lines(folder / METRICS)
         known = {metric for line in lines for metric in line["values"]}
@@ -324,12 +331,18 @@ def _differing(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
         names += [
             name
             for name in dict.fromkeys(name for run in same for name in run.settings)
-            if counts(name)
+            if (counts(name) or (name in SCHEDULED and any(map(_is_scheduled, same))))
             and name not in (*NAMES, *CHOICES)
             and (classes or name.partition(".")[0] not in SECTIONS)
             and len({json.dumps(run.settings[name]) for run in same if name in run.settings}) > 1
         ]
     return list(dict.fromkeys(names))
+
+
+def _is_scheduled(run: Run) -> bool:
+    """Return True if the learning rate follows the share of the run that is over (core/learning/optimizer.py)."""
+    schedule = run.settings.get("agent.lr_schedule", "constant")
+    return schedule != "constant" and run.settings.get("agent.lr_schedule_updates", 0) is None
 
 
 def _split(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:

@@ -81,10 +81,12 @@ def bootstrap(strata: Strata, statistic: Statistic, repetitions: int = REPETITIO
     """Return the statistic of resampled strata: [..., repetitions], followed by the axes that the statistic adds.
 
     The runs of each game are resampled with replacement, independently of the other games, and always in the same way.
+    The result is nan if a game has one run only, which tells nothing about how far runs scatter.
     """
     generator, sizes = np.random.default_rng(0), [scores.shape[-1] for scores in strata]
     draws = [generator.integers(size, size=(repetitions, size)) for size in sizes]
-    return statistic([scores[..., drawn] for scores, drawn in zip(strata, draws)])
+    resampled = statistic([scores[..., drawn] for scores, drawn in zip(strata, draws)])
+    return resampled if min(sizes) > 1 else np.full_like(resampled, np.nan)
 
 
 def interval(resampled: Array, axis: int = -1) -> tuple[Array, Array]:
@@ -127,7 +129,8 @@ def draw_curves(
     """Return a figure with a panel for each metric and axis, at most MAX_COLUMNS of them in a row.
 
     The runs of a group become one curve with a bootstrap band, by a statistic of CENTERS against axes of AXES. With
-    `each`, every run is a thin line, too. Curves of the `dashed` runs of others are added where they are of the metric.
+    `each`, every run is a thin line, too. Curves of the `dashed` runs of others are added where they are of the metric,
+    against agent steps.
     """
     plots = pyplot()
     from matplotlib.ticker import EngFormatter
@@ -148,11 +151,8 @@ def draw_curves(
             curves = [run.curves[metric] for run in runs if run.curves[metric].steps.size]
             _draw_group(panel, curves, axis, statistic, label, each)
         for other in dashed:
-            if metric in other.curves and axis == axes[0]:
-                field, unit, _ = AXES[axis]
-                panel.plot(
-                    getattr(other.curves[metric], field) / unit, other.curves[metric].values, "--", label=other.name
-                )
+            if metric in other.curves and axis == "steps":
+                panel.plot(other.curves[metric].steps, other.curves[metric].values, "--", label=other.name)
         if axis == "steps":
             panel.xaxis.set_major_formatter(EngFormatter())
         panel.set(xlabel=AXES[axis][2], ylabel=metric)

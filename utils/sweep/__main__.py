@@ -181,7 +181,7 @@ def summaries(results: Sequence[Result]) -> list[Summary]:
 def write_csv(path: Path, lines: Sequence[Result] | Sequence[Summary]) -> None:
     """Write a column per field and a line per result or summary."""
     with path.open("w", newline="") as file:
-        csv.writer(file).writerows([lines[0]._fields, *(map(_text, line) for line in lines)])
+        csv.writer(file).writerows([lines[0]._fields, *lines])
 
 
 def _text(value: object) -> str:

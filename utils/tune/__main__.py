@@ -65,6 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     template = options_of(options.config, words, options.name, options.root)
     if template.steps is None:
         raise ConfigurationError(f"{template.config} has no number of steps: give one, as -- --steps 100000")
+    if template.target_score is not None:
+        raise ConfigurationError("trials that end at a target_score have no late score: give -- --target_score none")
     check_numbers(options, template)
     parts, folder = ranges(template, options.ranges, split(words)[0]), Path(options.root) / "logs" / options.name
     words += ["--evaluator.steps", str(max(template.steps // options.evaluations, 1))]

@@ -457,3 +457,36 @@ def test_a_csv_file_has_no_summary(tmp_path, run):
     write_csv(data, read([run("a", [1.0], "dqn-pong", env_type="atari", game="pong")], [SCORE]))
     with pytest.raises(ConfigurationError, match="nothing says of which game it is: a CSV"):
         plot.by_game(read([data], [SCORE]))
+
+
+def test_the_summary_names_what_makes_runs_unequal(run, tmp_path, capsys):
+    lengths = {
+        "pong-1": ("pong", 300),
+        "pong-2": ("pong", 200),
+        "pong-3": ("pong", 900),
+        "breakout-1": ("breakout", 300),
+    }
+    folders = [
+        run(name, [1.0, 2.0, 3.0], f"dqn-{game}", env_type="atari", game=game, steps=steps)
+        for name, (game, steps) in lengths.items()
+    ]
+    assert plot.main(["--summary", *map(str, folders), "--output", str(tmp_path / "s")]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: scored by the last fifth of fewer steps than planned: pong-3",
+        "warning: runs of dqn in one game have different numbers of steps",
+        "warning: dqn has more runs of some games, which weigh more in its IQM",
+    ]
+    equal = [folders[0], folders[3]]
+    assert plot.main(["--summary", *map(str, equal), "--output", str(tmp_path / "s")]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_one_run_of_a_game_gives_no_interval(run, tmp_path, capsys):
+    folders = [
+        run(f"{row}-{game}", [score], f"{row}-{game}", env_type="atari", game=game, steps=100)
+        for row, score in (("dqn", 1.0), ("rainbow", 2.0))
+        for game in ("pong", "breakout")
+    ]
+    assert plot.main(["--summary", *map(str, folders), "--output", str(tmp_path / "s")]) == 0
+    table = capsys.readouterr().out
+    assert "[" not in table and "| dqn | 0.000 |" in table

@@ -147,3 +147,14 @@ def test_a_sweep_refuses_runs_that_would_form_another_group(root):
     for name, value in (("agent.learning_rate", "1e-5"), ("evaluator.max_steps", "100"), ("model_file", "x.pth")):
         with pytest.raises(ConfigurationError, match=name):
             child(f"--{name}", value).check()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "updates", "apart"), [("linear", None, True), ("linear", 9, False), ("constant", None, False)]
+)
+def test_runs_of_other_lengths_differ_if_their_learning_rate_does(run, schedule, updates, apart):
+    scheduled = {"agent__lr_schedule": schedule, "agent__lr_schedule_updates": updates}
+    found = groups([run("a", steps=7, **scheduled), run("b", steps=9, **scheduled)])
+    assert found == (
+        {"dqn-cartpole, steps 7": ["a"], "dqn-cartpole, steps 9": ["b"]} if apart else {"dqn-cartpole": ["a", "b"]}
+    )

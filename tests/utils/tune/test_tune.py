@@ -435,6 +435,13 @@ def test_the_steps_between_evaluations_are_refused(main, root, capsys):
     assert "--evaluator.steps is not yours to give here: --evaluations" in capsys.readouterr().err
 
 
+def test_trials_that_end_at_a_score_are_refused(main, root, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main("--", "--target_score", "475", "--steps", "1000")
+    assert ended.value.code == 2 and not list(root.iterdir())
+    assert "trials that end at a target_score have no late score" in capsys.readouterr().err
+
+
 def test_a_root_that_cannot_be_a_folder_is_refused(main, capsys):
     with pytest.raises(SystemExit) as ended:
         main("--root", "/proc/x")
