@@ -54,14 +54,14 @@ class StaticInputs:
     def __init__(self, function: Callable[..., Any], inputs: tuple[Any, ...], device: torch.device, *, capture: bool):
         self._function, self._output = function, None
         self._inputs = tree_map(lambda tensor: torch.empty_like(tensor, device=device), inputs)
-        self._graph = CudaGraphCallable(self._call, device, capture=capture)
+        self._launch = CudaGraphCallable(self._call, device) if capture else self._call
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def __call__(self, inputs: tuple[Any, ...]) -> Any:
         for static, tensor in zip(tree_leaves(self._inputs), tree_leaves(inputs)):
             static.copy_(tensor)
-        self._graph()
+        self._launch()
         return tree_map(Tensor.clone, self._output)
 
     def _call(self) -> None:

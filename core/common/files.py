@@ -10,12 +10,13 @@ TEMPORARY = ".temporary_"  # prefix of files that are still being written; a kil
 
 
 @contextmanager
-def replace_atomically(path: Path) -> Iterator[Path]:
+def replace_atomically(path: Path, writer: str = "") -> Iterator[Path]:
     """Yield a temporary path in the same folder, and rename that file to `path` when the block ends.
 
-    If the block raises, the old file stays as it was and the temporary file is removed.
+    If the block raises, the old file stays as it was and the temporary file is removed. If several processes may
+    replace the file at once, each names itself as `writer`.
     """
-    temporary = path.with_name(f"{TEMPORARY}{path.name}")
+    temporary = path.with_name(f"{TEMPORARY}{writer}{path.name}")
     try:
         yield temporary
         os.replace(temporary, path)

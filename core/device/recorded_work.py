@@ -32,16 +32,9 @@ WARM_UP = 3
 
 
 class CudaGraphCallable:
-    """A callable that runs work(). With `capture`, the first calls are eager and all later ones launch a graph."""
+    """A callable that runs work(). The first calls are eager, and all later ones launch a graph."""
 
-    def __init__(
-        self,
-        work: Callable[[], None],
-        device: torch.device,
-        generators: Sequence[torch.Generator] = (),
-        *,
-        capture: bool,
-    ):
+    def __init__(self, work: Callable[[], None], device: torch.device, generators: Sequence[torch.Generator] = ()):
         """Bind the work.
 
         Args:
@@ -49,24 +42,23 @@ class CudaGraphCallable:
             device: Its device.
             generators: Generators that the work draws from, except torch's global one. Launches continue their
                 sequences.
-            capture: True to capture a graph. Raises ValueError for a device that is not CUDA.
+
+        Raises:
+            ValueError: the device is not CUDA.
         """
-        if capture and device.type != "cuda":
+        if device.type != "cuda":
             raise ValueError(f"only work on a CUDA device can be captured, not on {device}")
-        self._work, self._device, self._generators, self._capture = work, device, generators, capture
+        self._work, self._device, self._generators = work, device, generators
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = 0
 
     def __call__(self) -> None:
         self._calls += 1
-        if not self._capture:
-            self._work()
-        elif self._calls <= WARM_UP:
-            self._warm_up()
-        else:
-            if self._graph is None:
-                self._graph = self._record()
-            self._graph.replay()
+        if self._calls <= WARM_UP:
+            return self._warm_up()
+        if self._graph is None:
+            self._graph = self._record()
+        self._graph.replay()
 
     def _warm_up(self) -> None:
         with torch.cuda.device(self._device):

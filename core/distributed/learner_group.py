@@ -216,8 +216,7 @@ def num_learners() -> int:
 
 def all_reduce_sum(tensor: Tensor) -> None:
     """Replace the values of a tensor by the sum of all learners' tensors."""
-    group = group_of_several()
-    if group is not None:
+    if group := group_of_several():
         group.sum(tensor)
 
 

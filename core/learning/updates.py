@@ -260,12 +260,10 @@ class GraphedUpdate:
         if self.is_planned:
             for network in _networks_of(agent):
                 disable_host_sync(network)
-        self._launch: Callable[[], None]
-        if compiled is None:
-            self._launch = CudaGraphCallable(self._run_updates, batches.device, batches.generators, capture=capture)
-        elif agent.compile_parts(compiled):
-            self._launch = self._run_updates  # in Python, because their parts are compiled
-        else:
+        self._launch: Callable[[], None] = self._run_updates  # in Python, also where their parts are compiled
+        if capture:
+            self._launch = CudaGraphCallable(self._run_updates, batches.device, batches.generators)
+        elif compiled is not None and not agent.compile_parts(compiled):
             self._launch = compiled(self._run_updates, agent.update_cycle(agent.params))
         self._buffers, self.metrics = StoredBuffers(agent), MetricAccumulator(batches.device)
 

@@ -216,14 +216,8 @@ class DoubleBufferedEnvs:
 
 def _stored_copy(timestep: TimeStep, is_stacked: bool) -> TimeStep:
     """Copy what the memory stores of a time step, because the environment may reuse its arrays in the next step."""
-    observation = timestep.observation[:, -1:] if is_stacked else timestep.observation
-    mask = timestep.action_mask
-    return timestep._replace(
-        observation=observation.copy(),
-        first=timestep.first.copy(),
-        last=timestep.last.copy(),
-        action_mask=None if mask is None else mask.copy(),
-    )
+    stored = timestep._replace(observation=timestep.observation[:, -1:]) if is_stacked else timestep
+    return TimeStep._make(None if field is None else field.copy() for field in stored)
 
 
 def _concatenated(*parts: Any) -> Any:

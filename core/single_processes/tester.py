@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from core.checkpoint.model_file import file_beside, load_into, load_weights
-from core.common.files import TEMPORARY, write_durably
+from core.common.files import replace_atomically, write_durably
 from core.common.system import versions
 from core.evaluation.episodes import Episode, EpisodeResults, play_episodes, results_of
 from core.runtime.context import Context
@@ -94,12 +94,8 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         "options": options.to_dict(),
     }
     # Another process may test the same model, and end in the same moment.
-    temporary = report_path.with_name(f"{TEMPORARY}{os.getpid()}_{report_path.name}")
-    try:
+    with replace_atomically(report_path, f"{os.getpid()}_") as temporary:
         write_durably(temporary, (json.dumps(report, indent=1, default=str) + "\n").encode())
-        os.replace(temporary, report_path)
-    finally:
-        temporary.unlink(missing_ok=True)
     _print(f"all returns: {report_path}")
     if renderer is not None:
         _print(f"video: {renderer.video.path}")

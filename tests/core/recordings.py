@@ -126,9 +126,8 @@ class Recording(TorchDispatchMode):
 class Replayed(CudaGraphCallable):
     """Capture work on the CPU."""
 
-    def __init__(self, work, device, generators=(), *, capture):
-        super().__init__(work, device, generators, capture=False)
-        self._capture = capture
+    def __init__(self, work, device, generators=()):
+        super().__init__(work, torch.device("cuda"), generators)
 
     def _warm_up(self):
         self._work()

@@ -13,7 +13,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -86,13 +85,13 @@ class Cluster:
         """
         self._sweeper: Sweeper | None = None  # of the folder of a cluster that is started here
         self.is_local = params.address is None
-        _set_variables(VARIABLES)
+        os.environ.update(VARIABLES | os.environ)  # those that are set already stay
         if params.address is None:
             name = "Ray on this machine"
             arguments = self._prepare_start(math.ceil(sum(need["CPU"] for need in needs.values())), params)
         else:
             name, arguments = f"the Ray cluster at ray.address={params.address}", {"address": params.address}
-            _set_variables(JOIN_VARIABLES)
+            os.environ.update(JOIN_VARIABLES | os.environ)
             _try_to_connect(params.address, params.connect_timeout)
         import ray
 
@@ -132,12 +131,6 @@ class Cluster:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             self._sweeper.close()
-
-
-def _set_variables(variables: Mapping[str, str]) -> None:
-    """Set environment variables that are not set yet."""
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)
 
 
 def _try_to_connect(address: str, timeout: float) -> None:

@@ -194,13 +194,10 @@ class RayLauncher(Launcher):
             if self._last_answer is not None:
                 self._log_node_changes(self._last_answer.nodes, answer.nodes)
             self._last_answer = answer
-        for key, handle in self._handles.items():
-            if not handle.lacks_node():
-                self._without_node.discard(key)
-            elif key not in self._without_node:
-                self._without_node.add(key)
-                name = " ".join(map(str, key))
-                self._log(f"{name} has no place now; the run goes on, and Ray starts it when a node has room")
+        without_node = {key for key, handle in self._handles.items() if handle.lacks_node()}
+        for role, index in sorted(without_node - self._without_node):
+            self._log(f"{role} {index} has no place now; the run goes on, and Ray starts it when a node has room")
+        self._without_node = without_node
         return self._learner_without_actors()
 
     def room_for_learners(self) -> int:

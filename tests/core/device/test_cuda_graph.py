@@ -122,7 +122,7 @@ def test_captured_work_is_repeated_without_python():
         calls.append(1)
         total.add_(torch.rand(3, generator=generator) * len(calls))
 
-    captured = Replayed(work, CPU, [generator], capture=True)
+    captured = Replayed(work, CPU, [generator])
     for _ in range(WARM_UP + 4):
         captured()
     assert len(calls) == WARM_UP + 1
