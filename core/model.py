@@ -46,7 +46,8 @@ class Model(nn.Module, ABC):
         """Let `class Mine(Family, torso=Kind)` have the options of Family.Params and of a kind of torso.
 
         Args:
-            torso: A class of core/models/layers/torsos.py; None if the class has Params of its own.
+            torso: A class of core/models/layers/torsos.py, or a tuple of classes with more options and that one last;
+                None if the class has Params of its own.
             defaults: Defaults of options that are not those of family or torso.
         """
         if torso is None:
@@ -54,8 +55,9 @@ class Model(nn.Module, ABC):
             return
         # The name is one by which pickle finds the class.
         name = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Params"}
-        cls.Params = combined((torso, cls.Params), defaults, name)
-        cls.observations = cls.__dict__.get("observations", torso.observations)
+        torsos = torso if isinstance(torso, tuple) else (torso,)
+        cls.Params = combined((*torsos, cls.Params), defaults, name)
+        cls.observations = cls.__dict__.get("observations", torsos[-1].observations)
 
     def __init__(self, params: Any, spec: EnvSpec):
         super().__init__()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from core.common.settings import frozen_dataclass
 from core.model import Model
-from core.models.layers.noisy_linear import NoisyParams, linear_factory
+from core.models.layers.noisy_linear import NoisyParams
 from core.models.layers.torsos import (
     BTRTorso,
     MinAtarTorso,
@@ -46,11 +46,7 @@ class QNetwork(Model):
         super().__init__(params, spec)
         self.torso = params.layers(spec)
         self.num_features = num_features(self.torso, spec)
-        atoms = getattr(params, "atoms", None)
-        num_actions = spec.action.num_actions  # type: ignore[union-attr]
-        self.q = q_head(
-            self.num_features, params.hidden, num_actions, params.dueling, linear_factory(params), atoms, params.norm
-        )
+        self.q = q_head(self.num_features, spec.action.num_actions, params)  # type: ignore[union-attr]
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def preprocess(self, observation: Tensor) -> Tensor:
@@ -73,21 +69,6 @@ class NormedNatureTorso(NatureTorso):
     """Normalisation: group is GroupNorm(16) in place of convolutions' biases; layer is LayerNorm as in PQN."""
 
 
-@frozen_dataclass
-class NormedSmallTorso(LayerNormParams, SmallTorso):
-    pass
-
-
-@frozen_dataclass
-class NormedMinAtarTorso(LayerNormParams, MinAtarTorso):
-    pass
-
-
-@frozen_dataclass
-class NormedVectorTorso(LayerNormParams, VectorTorso):
-    pass
-
-
 class DQNCNN(QNetwork, torso=NormedNatureTorso):
     """The Nature DQN network (Mnih et al. 2015) for 84x84, plain or normalised."""
 
@@ -96,15 +77,15 @@ class DQNResNet(QNetwork, torso=BTRTorso):
     """IMPALA's deep network as BTR widens, normalises and pools it (2411.03820), for images of any size."""
 
 
-class DQNMinAtar(QNetwork, torso=NormedMinAtarTorso):
+class DQNMinAtar(QNetwork, torso=(LayerNormParams, MinAtarTorso)):
     """The network of the MinAtar paper (1903.03176, section 4) for 10x10."""
 
 
-class DQNMLP(QNetwork, torso=NormedVectorTorso):
+class DQNMLP(QNetwork, torso=(LayerNormParams, VectorTorso)):
     """Two hidden layers for vectors; the first is never noisy."""
 
 
-class DQNSmall(QNetwork, torso=NormedSmallTorso):
+class DQNSmall(QNetwork, torso=(LayerNormParams, SmallTorso)):
     """A network for 42x42 (env.resolution 42) and machines without a GPU."""
 
 
@@ -136,13 +117,13 @@ class RainbowResNet(RainbowNetwork, torso=BTRTorso):
     """A network on BTR's torso (2411.03820), for images of any size."""
 
 
-class RainbowSmall(RainbowNetwork, torso=NormedSmallTorso):
+class RainbowSmall(RainbowNetwork, torso=(LayerNormParams, SmallTorso)):
     """A network for 42x42 (env.resolution 42) and machines without a GPU."""
 
 
-class RainbowMinAtar(RainbowNetwork, torso=NormedMinAtarTorso):
+class RainbowMinAtar(RainbowNetwork, torso=(LayerNormParams, MinAtarTorso)):
     """A network on the MinAtar networks' torso, for 10x10."""
 
 
-class RainbowMLP(RainbowNetwork, torso=NormedVectorTorso):
+class RainbowMLP(RainbowNetwork, torso=(LayerNormParams, VectorTorso)):
     """A network for vectors: one hidden layer without noise replaces the convolutions."""

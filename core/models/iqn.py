@@ -16,15 +16,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from core.common.settings import frozen_dataclass
-from core.models.dqn import (
-    NormedMinAtarTorso,
-    NormedNatureTorso,
-    NormedSmallTorso,
-    NormedVectorTorso,
-    QNetwork,
-    QNetworkParams,
-)
-from core.models.layers.torsos import BTRTorso, torso_input
+from core.models.dqn import LayerNormParams, NormedNatureTorso, QNetwork, QNetworkParams
+from core.models.layers.torsos import BTRTorso, MinAtarTorso, SmallTorso, VectorTorso, torso_input
 from core.ops.distributional import midpoints
 from core.specs import EnvSpec
 from core.types import QuantileInputs, State
@@ -82,13 +75,13 @@ class IQNResNet(ImplicitQuantileNetwork, torso=BTRTorso):
     """BTR's network (2411.03820), for images of any size."""
 
 
-class IQNSmall(ImplicitQuantileNetwork, torso=NormedSmallTorso):
+class IQNSmall(ImplicitQuantileNetwork, torso=(LayerNormParams, SmallTorso)):
     """A network for 42x42 (env.resolution 42) and machines without a GPU."""
 
 
-class IQNMinAtar(ImplicitQuantileNetwork, torso=NormedMinAtarTorso):
+class IQNMinAtar(ImplicitQuantileNetwork, torso=(LayerNormParams, MinAtarTorso)):
     """A network on the MinAtar networks' torso, for 10x10."""
 
 
-class IQNMLP(ImplicitQuantileNetwork, torso=NormedVectorTorso):
+class IQNMLP(ImplicitQuantileNetwork, torso=(LayerNormParams, VectorTorso)):
     """A network for vectors: one hidden layer without noise replaces the convolutions."""

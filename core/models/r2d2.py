@@ -18,7 +18,7 @@ from torch import Tensor
 from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.models.layers.lstm import LSTMCore
-from core.models.layers.noisy_linear import NoisyParams, linear_factory
+from core.models.layers.noisy_linear import NoisyParams
 from core.models.layers.torsos import (
     BTRTorso,
     MinAtarTorso,
@@ -55,7 +55,7 @@ class R2D2Network(Model):
         self.torso = params.features(spec)
         orthogonal_weights(self.torso, math.sqrt(2))
         self.core = self.core_class(params.hidden + num_actions + 1, params.lstm)
-        self.q = q_head(params.lstm, params.hidden, num_actions, params.dueling, linear_factory(params))
+        self.q = q_head(params.lstm, num_actions, params)
         self._actions: Tensor
         self.register_buffer("_actions", torch.arange(num_actions), persistent=False)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

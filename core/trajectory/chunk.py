@@ -85,8 +85,7 @@ def with_frames(chunk: Chunk, layout: Layout) -> Chunk:
 def single_actor_layout(layout: Layout, window_length: int) -> Layout:
     """Return the layout of one actor's own rings, as short as a writer that sends each chunk away at once needs."""
     ring_length, arena = (-(-(window_length + 1) // layout.chunk_length) + 2) * layout.chunk_length, 0
-    if layout.packed:
+    if packed := layout.packed:
         smallest = StorageParams(layout.storage.frame_compression, max_frame_bytes=1)
-        sizes = 1, layout.num_envs, ring_length, layout.chunk_length
-        arena = arena_bytes(smallest, layout.fields["frame"], *sizes, min_steps=2 * layout.chunk_length)
+        arena = arena_bytes(smallest, packed._replace(num_actors=1, ring_length=ring_length), 2 * layout.chunk_length)
     return replace(layout, num_actors=1, ring_length=ring_length, arena_bytes=arena)

@@ -10,6 +10,7 @@ Every published step is copied once. Afterwards windows are gathered on the devi
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -40,13 +41,8 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
     @staticmethod
     def arrays(layout: Layout) -> dict[str, ArraySpec]:
         """Return what is copied: all fields except initial priorities, which are written after their steps."""
-        lead = (layout.num_actors, layout.ring_length, layout.num_envs)
-        fields = {
-            name: ArraySpec((*lead, *spec.shape), spec.dtype)
-            for name, spec in layout.fields.items()
-            if name != "priority"
-        }
-        return fields | {name: spec for name, spec in layout.arrays().items() if name in layout.state_fields}
+        arrays = replace(layout, arena_bytes=0).arrays()  # with frames uncompressed, as here
+        return {name: arrays[name] for name in (*layout.fields, *layout.state_fields) if name != "priority"}
 
     # copying ----------------------------------------------------------------------------------------------------------
     def refresh(self, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -129,24 +129,16 @@ class PackedLayout(NamedTuple):
         return {"frame": self.unpacked_steps, "arena": arena, **blocks}
 
 
-def arena_bytes(
-    storage: StorageParams,
-    frame: ArraySpec,
-    num_actors: int,
-    num_envs: int,
-    ring_length: int,
-    chunk_length: int,
-    min_steps: int,
-) -> int:
-    """Return the arena bytes of one actor.
+def arena_bytes(storage: StorageParams, layout: PackedLayout, min_steps: int) -> int:
+    """Return the arena bytes of one actor for these sizes, whose own `arena_bytes` do not count.
 
     The arena is the actor's share of `replay.max_frame_bytes`, or of the usual compressed size of its ring. It always
     fits `min_steps` steps of each environment, however badly they compress, so that a window can always be sampled.
     """
-    usual = num_actors * num_envs * ring_length * frame.nbytes // USUAL_RATIO
-    min_blocks = (-(-min_steps // chunk_length) + 2) * num_envs
-    min_bytes = min_blocks * max_block_bytes(chunk_length * frame.nbytes)
-    return max((storage.max_frame_bytes or usual) // num_actors, min_bytes)
+    usual = layout.num_actors * layout.num_envs * layout.ring_length * layout.frame.nbytes // USUAL_RATIO
+    min_blocks = (-(-min_steps // layout.chunk_length) + 2) * layout.num_envs
+    min_bytes = min_blocks * max_block_bytes(layout.block_bytes)
+    return max((storage.max_frame_bytes or usual) // layout.num_actors, min_bytes)
 
 
 class CompressedFrameWriter:

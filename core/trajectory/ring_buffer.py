@@ -101,7 +101,7 @@ class Layout:
         sizes, arena = (num_actors, num_envs, chunks * chunk_length, chunk_length), 0
         if storage.frame_compression != RAW:
             min_steps = 2 * chunk_length + spec.frame_stack + kept_steps_per_env
-            arena = arena_bytes(storage, spec.frame, *sizes, min_steps)
+            arena = arena_bytes(storage, PackedLayout(*sizes, spec.frame, 0), min_steps)
         layout = Layout(*sizes, spec.frame_stack, fields, tuple(extras), states, storage, arena)
         if taken := extras.keys() & {*layout.arrays(), "priority"}:
             raise ValueError(f"Agent.extras declares {', '.join(sorted(taken))}, a name that is taken: choose another")

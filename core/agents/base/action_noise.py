@@ -35,20 +35,9 @@ class ActionNoiseParams:
 class ActionNoise:
     """Exploration of E environments with actions of A numbers. OU noise starts at 0 in every episode."""
 
-    def __init__(
-        self,
-        params: ActionNoiseParams,
-        actor_ind: int,
-        num_actors: int,
-        num_envs: int,
-        num_actions: int,
-        generator: np.random.Generator,
-    ):
-        """Make the noise of one actor, whose environments are rungs of a ladder over the environments of all actors."""
-        self._params, self._generator = params, generator
-        ladder = params.noise_scale * np.geomspace(1.0, params.noise_ladder, num_actors * num_envs)
-        self._scales = ladder[actor_ind::num_actors]
-        self._state = np.zeros((num_envs, num_actions))  # of OU noise
+    def __init__(self, params: ActionNoiseParams, scales: np.ndarray, num_actions: int, generator: np.random.Generator):
+        self._params, self._scales, self._generator = params, scales, generator  # scales [E] before annealing
+        self._state = np.zeros((len(scales), num_actions))  # of OU noise
         self.update(0)
 
     def update(self, agent_steps: int, learning_steps: int = 0) -> None:

@@ -62,11 +62,7 @@ class EpsilonGreedy:
     """
 
     def __init__(
-        self,
-        params: ActionValueParams,
-        final_epsilon: np.ndarray,
-        generator: np.random.Generator,
-        training: bool = True,
+        self, params: ActionValueParams, final_epsilon: np.ndarray, generator: np.random.Generator, training: bool
     ):
         self._params, self._final_epsilon, self.generator, self.training = params, final_epsilon, generator, training
         self.epsilon = final_epsilon  # [E]
@@ -141,9 +137,9 @@ class ActionValueAgent(Agent):
     ) -> EpsilonGreedy:
         params = self.params
         if params.exploration == "linear":
-            return EpsilonGreedy(params, np.full(num_envs, params.exploration_epsilon_end), generator)
+            return EpsilonGreedy(params, np.full(num_envs, params.exploration_epsilon_end), generator, training=True)
         rungs = ladder(num_actors * num_envs, params.apex_epsilon_base, params.apex_epsilon_alpha)
-        return EpsilonGreedy(params, rungs[actor_ind::num_actors], generator)
+        return EpsilonGreedy(params, rungs[actor_ind::num_actors], generator, training=True)
 
     def evaluation_exploration(self, num_envs: int, generator: np.random.Generator) -> EpsilonGreedy | None:
         epsilon = self.params.evaluation_epsilon

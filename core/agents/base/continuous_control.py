@@ -118,7 +118,8 @@ class ContinuousControl(Agent):
         self, actor_ind: int, num_actors: int, num_envs: int, generator: np.random.Generator
     ) -> ActionNoise:
         num_actions = self.spec.action.low.size  # type: ignore[union-attr]
-        return ActionNoise(self.params, actor_ind, num_actors, num_envs, num_actions, generator)
+        ladder = self.params.noise_scale * np.geomspace(1.0, self.params.noise_ladder, num_actors * num_envs)
+        return ActionNoise(self.params, ladder[actor_ind::num_actors], num_actions, generator)
 
     # learning ---------------------------------------------------------------------------------------------------------
     def init_learner(self) -> None:

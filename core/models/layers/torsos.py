@@ -4,8 +4,7 @@ Where frames hold a vector beside their picture, each torso of convolutions is a
 """
 
 import math
-from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +14,12 @@ from torch import Tensor, nn
 from core.common.settings import frozen_dataclass
 from core.device.recorded_work import is_recording
 from core.model import Model, ModelParams, keep_float32
+from core.models.layers.noisy_linear import linear_factory
 from core.models.layers.spectral_norm import SpectralConv2d
 from core.specs import EnvSpec
 from core.types import PictureAndVector
 
 VECTOR_UNITS = 64  # of the hidden layer that reads the vector beside a picture
-MakeLinear = Callable[[int, int], nn.Linear]  # makes a layer of (inputs, outputs)
 
 
 def image_shape(spec: EnvSpec) -> tuple[int, int, int]:
@@ -245,26 +244,20 @@ class DuelingHead(nn.Module):
         return value + advantage - advantage.mean(self._actions_dim, keepdim=True)
 
 
-def q_head(
-    features: int,
-    hidden: int,
-    num_actions: int,
-    dueling: bool,
-    linear: MakeLinear = nn.Linear,
-    atoms: int | None = None,
-    norm: str = "none",
-) -> nn.Module:
+def q_head(features: int, num_actions: int, params: Any) -> nn.Module:
     """Make a head from features [..., F] to action values [..., A], or with atoms from [B, F] to [B, A, atoms].
 
-    `linear` makes its fully connected layers. If `norm` is "layer", the hidden layer is normalised (`with_layer_norm`).
+    The options `dueling`, `noisy`, `hidden` and `atoms` of a network shape it. If `norm` is "layer", the hidden layer
+    is normalised (`with_layer_norm`).
     """
+    linear, atoms = linear_factory(params), getattr(params, "atoms", None)
 
     def layers(outputs: int) -> nn.Sequential:
-        first = with_layer_norm(linear(features, hidden), norm)
-        last = keep_float32(linear(hidden, outputs * (atoms or 1)))
+        first = with_layer_norm(linear(features, params.hidden), params.norm)
+        last = keep_float32(linear(params.hidden, outputs * (atoms or 1)))
         return nn.Sequential(*first, nn.ReLU(), last, *([] if atoms is None else [nn.Unflatten(1, (outputs, atoms))]))
 
-    if dueling:
+    if params.dueling:
         return DuelingHead(layers(1), layers(num_actions), actions_dim=-1 if atoms is None else 1)
     return layers(num_actions)
 

@@ -1,5 +1,7 @@
 """Action-value networks accept every kind of observation, scale pixels and have the published sizes."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -111,7 +113,7 @@ def test_a_dueling_network_centres_its_advantages():
 def test_a_dueling_head_sends_its_gradient_divided_by_the_root_of_2():
     """1511.06581, section 4.2. The layers of the head itself keep their gradient."""
     torch.manual_seed(0)
-    head = q_head(5, 4, 3, dueling=True).double()
+    head = q_head(5, 3, SimpleNamespace(hidden=4, dueling=True, noisy=False, norm="none")).double()
     features, upstream = torch.randn(6, 5, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
 
     def combined(features):

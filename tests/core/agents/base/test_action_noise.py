@@ -1,18 +1,22 @@
 """Noise on actions has the right statistics, restarts with episodes, and is scaled over environments and time."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from core.agents.base.action_noise import ActionNoise, ActionNoiseParams
+from core.agents.base.action_noise import ActionNoiseParams
+from core.agents.base.continuous_control import ContinuousControl
+from core.specs import Continuous
 
 STREAMS, NUMBERS = 4_000, 2
 NOBODY, EVERYBODY = np.zeros(STREAMS, bool), np.ones(STREAMS, bool)
 
 
 def make(num_envs=STREAMS, seed=0, actor_ind=0, num_actors=1, **settings):
-    return ActionNoise(
-        ActionNoiseParams(**settings), actor_ind, num_actors, num_envs, NUMBERS, np.random.default_rng(seed)
-    )
+    space = Continuous(np.full(NUMBERS, -1.0), np.full(NUMBERS, 1.0))
+    agent = SimpleNamespace(params=ActionNoiseParams(**settings), spec=SimpleNamespace(action=space))
+    return ContinuousControl.exploration(agent, actor_ind, num_actors, num_envs, np.random.default_rng(seed))
 
 
 def zeros(num_envs=STREAMS):
