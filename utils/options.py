@@ -163,8 +163,9 @@ CONFIGS += [
 ]
 
 # Rainbow (1710.02298). Evaluations have an epsilon of 0.001 on Atari, and no noise. The paper names no limit of the
-# gradient's norm; 10 is that of dqn_zoo. The noise begins at the paper's sigma of 0.5. Its footnote advises 0.1 for
-# noise drawn on a CPU, which dqn_zoo, Dopamine's full Rainbow and Kaixhin/Rainbow have everywhere.
+# gradient's norm; 10 is that of dqn_zoo. The dueling head divides the torso's gradient by the root of 2, as its paper
+# says and other code does not. The noise begins at the paper's sigma of 0.5. Its footnote advises 0.1 for noise drawn
+# on a CPU, which dqn_zoo, Dopamine's full Rainbow and Kaixhin/Rainbow have everywhere.
 RAINBOW = {"agent_type": "rainbow", "memory_type": "prioritized", "memory.alpha": 0.5}
 RAINBOW_ATARI = {**RAINBOW, "env_type": "atari", "model_type": "rainbow-cnn", "memory.capacity": 1_000_000,
                  "memory.beta_updates": 12_500_000, "agent.evaluation_epsilon": 0.001}
@@ -224,7 +225,8 @@ PROPORTIONAL = {"memory_type": "prioritized", "memory.alpha": 0.6, "memory.beta_
 # C51 (1707.06887), QR-DQN (1710.10044) and IQN (1806.06923): Adam, one step, uniform replay, plain heads. The settings
 # are those of Dopamine's c51_icml.gin and implicit_quantile_icml.gin (github.com/google/dopamine), which follow the
 # papers. Those of its implicit_quantile.gin are in machado-iqn-breakout. IQN's paper compares up to 64 fractions, which
-# Dopamine draws.
+# Dopamine draws. Dopamine's convolutions pad their pictures (7,744 features); those here are the papers' (3,136), with
+# the first weights of dqn_zoo.
 PLAIN_DISTRIBUTION = {"env_type": "atari", "game": "breakout", "memory_type": "shared", "agent.n_step": 1,
                       "agent.double_q": False, "agent.optimizer_eps": 0.01 / 32, "agent.target_update_period": 2_500,
                       "agent.clip_norm": 0.0, "agent.exploration_epsilon_start": 1.0,
@@ -247,8 +249,9 @@ M_DQN = {**NATURE, **MUNCHAUSEN, "agent.optimizer": "adam", "agent.learning_rate
          "agent.optimizer_eps": 0.01 / 32, "agent.exploration_epsilon_end": 0.01,
          "agent.exploration_epsilon_steps": 250_000, "agent.evaluation_epsilon": 0.001}
 # Sticky actions, all 18 actions, no lives (1709.06009), with Dopamine's pace: 20,000 steps before the first update.
-# Dopamine's Rainbow has a constant beta of 0.5 and does not clip the norm of its gradient. Episodes last up to 108,000
-# frames as in Dopamine; the paper's end after 18,000.
+# Dopamine's environments offer a game's own actions (--env.full_action_space no). Dopamine's Rainbow has a constant
+# beta of 0.5 and does not clip the norm of its gradient. Episodes last up to 108,000 frames as in Dopamine; the paper's
+# end after 18,000.
 MACHADO = {"env.protocol": "machado", "rate_limiter.min_replay_size": 20_000, "agent.target_update_period": 2_000,
            "agent.exploration_epsilon_end": 0.01, "agent.exploration_epsilon_steps": 250_000,
            "agent.evaluation_epsilon": 0.001}
@@ -271,12 +274,13 @@ CONFIGS += [
     {"name": "machado-iqn-breakout", **IQN, **MACHADO, "agent.n_step": 3},
 ]
 # BTR (2411.03820), with the settings of its authors' code (github.com/VIPTankz/BeyondTheRainbowICML, main.py and
-# Agent.py): 64 environments, one update of 256 for a step of all. Their code differs in these places. Epsilon falls
-# from the first step on, exponentially with a time constant of 2 M agent steps, and is 0 in the second half of a run.
-# All environments share a draw of noise (model.noise_per_env False). Munchausen's bonus is of the online network. A
-# batch is drawn from the steps of one environment, and priorities are sums over quantiles of the mean |td|, where those
-# of IQN here are losses. The dueling head sends the torso its whole gradient. The target's estimate of singular values
-# moves in its forwards.
+# Agent.py of commit 0e08f8b2): 64 environments, one update of 256 for a step of all. Their code differs in these
+# places. Epsilon falls from the first step on, exponentially with a time constant of 2 M agent steps, and is 0 in the
+# second half of a run. All environments share a draw of noise (model.noise_per_env False). Munchausen's bonus is of the
+# online network. A batch is drawn from the steps of one environment, and priorities are sums over quantiles of the mean
+# |td|, where those of IQN here are losses. The dueling head sends the torso its whole gradient. The target's estimate
+# of singular values moves in its forwards. Later commits draw a batch from all environments, and weigh it with a
+# constant exponent of 0.2.
 BTR = {"agent_type": "iqn", "memory_type": "prioritized", **MUNCHAUSEN, "model.dueling": True, "model.noisy": True,
        "model.acting_quantiles": 8, "agent.batch_size": 256, "agent.n_step": 3, "agent.gamma": 0.997,
        "agent.optimizer_eps": 0.005 / 256, "agent.clip_norm": 10.0, "agent.exploration_epsilon_end": 0.01,
@@ -536,8 +540,10 @@ CONFIGS += [
 
 # PQN (2407.04811) with the settings of its authors' code (github.com/mttga/purejaxql, purejaxql/config/alg). Epsilon
 # falls over a tenth of a run, on CartPole over a fifth. Runs on Atari have 10 M agent steps as in that code's commit
-# 0436c80; since 2205ae5 they have 50 M, of which epsilon takes 5 M. Not the paper's: pictures are in 0 .. 1 also on
-# MinAtar (the code divides its planes by 255), and rewards of CartPole are not scaled by 0.1.
+# 0436c80; since 2205ae5 they have 50 M, of which epsilon takes 5 M. Not that code's: pictures are in 0 .. 1 also on
+# MinAtar (the code divides its planes by 255), and rewards of CartPole are not scaled by 0.1. After a lost life its
+# environment plays up to 29 no-ops and FIRE, also in training; here the agent presses FIRE. Its MinAtar is gymnax's: no
+# sticky actions, and episodes of most games end for good after 1,000 steps.
 PQN = {"agent_type": "pqn", "memory_type": "rollouts", "model.norm": "layer", "num_envs_per_actor": 128,
        "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1, "learner.publish_period": 1}
 PQN_ATARI = {**PQN, "env_type": "atari", "model_type": "dqn-cnn", "agent.evaluation_epsilon": 0.001,

@@ -122,7 +122,7 @@ def orthogonal_weights(module: nn.Module, gain: float) -> None:
 def with_layer_norm(layer: nn.Linear | nn.Conv2d, norm: str) -> list[nn.Module]:
     """Return the layer and, if `norm` is "layer", LayerNorm of its outputs, over the channels of each position.
 
-    The weights are then He normal and the biases 0, as in PQN's networks (2407.04811).
+    The weights are then He normal and the biases 0, as in PQN's networks for pictures (2407.04811).
     """
     if norm != "layer":
         return [layer]
