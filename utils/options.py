@@ -420,7 +420,7 @@ ON_PONG = {**ADAM, "env_type": "atari", "game": "pong", "model_type": "impala-cn
            "agent.batch_size": 8, "num_envs_per_actor": 8, **ON_CORES}
 # MinAtar's runs are short: small batches make many updates of them. Of breakout, a trace of 0.8 and three times the
 # entropy cost raised the score at 1 M steps from 6.9 to 11.7. The trace is that of MinAtar's own actor-critic
-# (1903.03176).
+# (1903.03176), whose policy has the same trace.
 ON_MINATAR = {**ADAM, "env_type": "minatar", "game": "breakout", "model_type": "minatar-ac", "agent.batch_size": 4,
               "learner.compile": "auto",
               "agent.trace_lambda": 0.8, "agent.entropy_cost": 0.03, "evaluator.period": 30.0,
@@ -477,8 +477,9 @@ CONFIGS += [
 ]
 
 # PPO with the settings of CleanRL's ppo.py, ppo_atari.py, ppo_atari_lstm.py and ppo_continuous_action.py
-# (github.com/vwxyzjn/cleanrl, v1.0.0). Learning rates fall to 0 over the steps of a run.
-# memory_type queue in place of rollouts collects without waiting (asynchronous PPO).
+# (github.com/vwxyzjn/cleanrl, v1.0.0). An LSTM's first weights are not CleanRL's: forget biases of 1, not orthogonal.
+# Learning rates fall to 0 over the steps of a run. memory_type queue in place of rollouts collects without waiting
+# (asynchronous PPO).
 PPO = {"agent_type": "ppo", "memory_type": "rollouts", "agent.lr_schedule": "linear",
        "rate_limiter.samples_per_insert": None, "rate_limiter.min_replay_size": 1, "learner.publish_period": 1}
 PPO_CARTPOLE = {**PPO, "env_type": "gym", "game": "CartPole-v1", "model_type": "mlp-ac", "model.value_torso": True,
@@ -524,7 +525,8 @@ CONFIGS += [
      "steps": 500_000},
     # A picture and a vector, with the settings of rl-starter-files (github.com/lcswillems/rl-starter-files, train.py).
     # Its learning rate does not fall, and Adam's epsilon is 1e-8. Its value loss has no factor 0.5, and it does not
-    # normalise advantages (github.com/lcswillems/torch-ac, ppo.py). Needs pip install -e ".[minigrid]".
+    # normalise advantages (github.com/lcswillems/torch-ac, ppo.py). Its network is smaller, reads symbols unscaled, and
+    # is not told the direction. Needs pip install -e ".[minigrid]".
     {"name": "ppo-minigrid-doorkey", "game": "minigrid:MiniGrid-DoorKey-5x5-v0", **PPO, "env_type": "gym",
      "model_type": "minatar-ac", "env.max_byte": 10, "agent.learning_rate": 1e-3, "agent.minibatches": 8,
      "num_envs_per_actor": 16, "learner.threads": 1, "evaluator.period": 10.0,
@@ -588,7 +590,8 @@ HALFCHEETAH = {**MUJOCO, "game": "HalfCheetah-v5", "agent.random_exploration_ste
                "rate_limiter.min_replay_size": 10_000}
 # DDPG and D4PG have the settings of their descendants. Those of the papers are, for DDPG, learning rates of 1e-4 and
 # 1e-3, tau 1e-3 and OU noise; for D4PG, five steps, a learning rate of 1e-4, noise 0.3 and a copy to the target every
-# 100 updates.
+# 100 updates. Acme's D4PG has these, layer norm in the first layer, and gradients clipped at 40, those of an action at
+# 1.
 DDPG = {**CONTROL, "agent_type": "ddpg", "model_type": "ddpg-mlp"}
 D4PG = {**CONTROL, "agent_type": "d4pg", "model_type": "d4pg-mlp", "agent.n_step": 3, "agent.learning_rate": 3e-4,
         "agent.critic_learning_rate": 3e-4, "agent.noise_scale": 0.1, "agent.target_update_period": 1,

@@ -6,7 +6,8 @@
 - The optional weight of KL(pi_target || pi) is adapted where the target is copied, because there the two are farthest
   apart.
 - Deviations: the values in V-trace are those of the online network. The advantage r + g v_{t+1} - V_t has no factor
-  min(1, pi_target / mu), which V-trace's advantage has in the authors' code (RLlib's APPO).
+  min(1, pi_target / mu), which V-trace's advantage has in the authors' code (RLlib's APPO). Losses are sums over the
+  T B steps of a batch, where that code clips the gradient of their mean at 40: a clip_norm of 40 T B here.
 """
 
 from typing import Any
@@ -42,7 +43,8 @@ class ImpactParams(ActorCriticAgentParams):
     c_bar: float = Field(default=1.0, gt=0, le=1e30)
     """Clip of pi_target / mu in the trace."""
     trace_lambda: float = Field(default=1.0, ge=0, le=1)
-    """Factor of the trace."""
+    """Factor of the trace. The policy's advantages bootstrap from v, as SEED RL's; rlax mixes lambda v + (1 - lambda)
+    V."""
     kl_coefficient: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of KL(pi_target || pi) at first; 0 is off."""
     kl_target: float = Field(default=0.01, gt=0, le=1e6)

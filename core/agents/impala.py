@@ -39,7 +39,8 @@ class ImpalaAgentParams(ActorCriticAgentParams):
     pg_rho_bar: float = Field(default=1.0, gt=0, le=1e30)
     """Clip of pi / mu in the policy gradient (IMPALA: 1)."""
     trace_lambda: float = Field(default=1.0, ge=0, le=1)
-    """Factor of the trace (IMPALA: 1)."""
+    """Factor of the trace (IMPALA: 1). The policy's advantages bootstrap from v, as SEED RL's; rlax mixes lambda v +
+    (1 - lambda) V."""
     policy_cloning_cost: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of the policy cloning loss on replayed unrolls; 0 is off (CLEAR: 0.01)."""
     value_cloning_cost: float = Field(default=0.0, ge=0, le=1e6)

@@ -6,7 +6,8 @@
   are clipped at 0.5, and the KL may have a limit.
 - The memory `rollouts` collects synchronously: every rollout is by the newest parameters, and its advantages are GAE.
   The memory `queue` collects asynchronously, as Sample Factory's APPO (2006.11751): actors never wait, and advantages
-  and targets are corrected by V-trace, which equals GAE where policies are alike.
+  and targets are corrected by V-trace, which equals GAE where policies are alike. V-trace is computed once a rollout;
+  Sample Factory computes it anew for each minibatch, without lambda and with min(1, pi / mu) in the advantage.
 - A2C is PPO with one epoch of one minibatch (2205.09123).
 - Deviations: a truncated episode bootstraps from its final observation; the step after an episode's end, where no
   action was taken, is left out of the loss and its means. So minibatches differ a little in size. Statistics of
@@ -55,7 +56,7 @@ class PPOParams(RolloutAgentParams, ActorCriticAgentParams):
     """Normalise advantages by mean and deviation of each minibatch."""
     normalize_rewards: bool = False
     """Divide rewards by the deviation of discounted returns so far, and clip them to +- 10. The 0 of an episode's first
-    observation counts as a return."""
+    observation counts as a return. Returns begin at 0 also after a truncation, where gymnasium's wrapper goes on."""
     target_kl: float = Field(default=0.0, ge=0, le=1e6)
     """Nats of KL(mu || pi) in the last minibatch of an epoch after which the update ends; 0 is off."""
     rho_bar: float = Field(default=1.0, gt=0, le=1e30)

@@ -1,6 +1,7 @@
 """The circular buffer of IMPACT (1912.00167, section 3.3): N batches, each learnt from at most K times, in turn.
 
 A batch that was used K times is replaced by a fresh one. While no fresh one is ready, the other batches stay in use.
+So where actors are slower than the learner, a fresh batch is used K times in a row; the authors' code (RLlib) waits.
 Deviations: if all N batches are used up and none is ready, sampling waits. With on_full=keep_latest actors may
 overwrite a batch; the remaining unrolls are then used once more, beside some of the next batch, which counts as a use.
 """
