@@ -23,9 +23,12 @@ PAIRS = list(
 )
 
 
+NOT_PLAYED = "name", "game", "learner.compile"  # the inline engine, which plays them, compiles nothing
+
+
 def _settings(row: dict[str, Any]) -> str:
     numbers = {name for name, value in row.items() if isinstance(value, int | float) and not isinstance(value, bool)}
-    return str({name: value for name, value in row.items() if name not in {"name", "game", *numbers}})
+    return str({name: value for name, value in row.items() if name not in {*NOT_PLAYED, *numbers}})
 
 
 SETTINGS = list({_settings(row): row["name"] for row in reversed(CONFIGS)}.values())

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tests.selection import slow_except
 from tests.test_small_tasks import best_score
 from utils.config.command_line import read_options
 
@@ -47,7 +46,14 @@ WORDS = shlex.split(
 )
 
 
-@pytest.mark.parametrize("agent", slow_except(["ddpg"], ["ddpg", "d4pg", "td3", "sac"]))
+@pytest.mark.parametrize(
+    "agent",
+    [
+        "ddpg",
+        pytest.param("sac", marks=pytest.mark.slow),
+        *(pytest.param(agent, marks=pytest.mark.learn) for agent in ("d4pg", "td3")),
+    ],
+)
 def test_every_agent_learns_to_aim(tmp_path, agent):
     """The score of random play is about -6."""
     gym.register("Aim-v0", Aim)

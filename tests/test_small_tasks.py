@@ -95,7 +95,7 @@ def test_clear_learns_catch_with_policy_and_value_cloning(tmp_path):
 
 @pytest.mark.slow
 def test_impact_learns_catch_from_batches_used_twice(tmp_path):
-    """The divergence from its target is part of the loss here, and not where it learns a choice and a number."""
+    """The divergence from its target is part of the loss here."""
     words = "--agent_type", "impact", "--memory_type", "circular", "--agent.kl_coefficient", "0.5"
     assert best_score(tmp_path, *CATCH, *words) >= 0.9
 
@@ -153,8 +153,7 @@ def test_several_choices_are_learnt_at_once(tmp_path, agent):
     assert best_score(tmp_path, *words, *evaluations, "--steps", "100000") >= 4.8
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("agent", ["impala", "impact", "ppo"])
+@pytest.mark.parametrize("agent", marked(["ppo"], ["impala", "impact"]))
 def test_a_choice_and_a_number_are_learnt_at_once(tmp_path, agent):
     """Both right score 5; the right choice with the best constant number 1.9, the right number with any choice 1.7."""
     words = ("--config", f"{agent}-cartpole", "--game", "tests.choices:ChooseAndAim-v0", "--target_score", "3.5")

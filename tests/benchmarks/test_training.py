@@ -22,7 +22,7 @@ def leftovers():
 def test_a_run_is_measured_and_its_files_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = leftovers()
-    lines = train(8, CARTPOLE, "--logger.period 0.2")
+    lines = train(60, CARTPOLE, "--steps 3000 --logger.steps 100")
     assert rate([line for line in lines if line["step"] > 1_500]) > 0
     assert not list(tmp_path.iterdir()) and leftovers() == before
 

@@ -7,7 +7,6 @@ import signal
 
 import psutil
 import pytest
-import torch
 
 from core.checkpoint import run_checkpoint
 from tests.reliability.program import Program
@@ -38,6 +37,8 @@ def test_f11_f37_a_killed_learner_of_two_ends_a_resumable_run(tmp_path):
         assert not program.leftovers()
         steps = program.agent_steps()
     state, _ = run_checkpoint.load(tmp_path / "models/test_one_checkpoints")
+    sampled, inserted = (sum(state["clock"][name]) for name in ("sampled", "inserted"))
+    assert sampled <= (inserted - 1_000) * 8  # never ahead of the actors, for both learners together
     # saved after the other one died
     assert state["clock"]["updates"][0] > 0 and sum(state["clock"]["agent_steps"]) >= seen
     with Program(tmp_path, "--config", "dqn-cartpole", "--resume", "test_one") as program:
@@ -66,23 +67,6 @@ def test_learners_that_are_not_alike_end_the_run_and_save_nothing(tmp_path):
         assert program.until_ended(60) == 4
         assert "after 3 updates the learners are not alike any more: digest of learners 0 to 1" in program.output
         assert not program.leftovers() and not list(tmp_path.glob("models/*/step_*"))
-
-
-@pytest.mark.slow
-def test_every_learner_has_actors_steps_and_noise_of_its_own_and_the_ratio_is_that_of_all(tmp_path):
-    words = shlex.split(
-        "--learner.checkpoint_replay true --num_actors 3 --updates 50 --learner.sync_check_period 1 "
-        "--rate_limiter.min_replay_size 100 --agent.batch_size 16"
-    )
-    with Program(tmp_path, *ENDLESS, *words) as program:
-        assert program.until_ended(60) == 0
-    state, _ = run_checkpoint.load(tmp_path / "models/test_one_checkpoints")
-    updates, sampled, inserted = (state["clock"][name] for name in ("updates", "sampled", "inserted"))
-    assert updates[0] == updates[1] >= 50
-    assert (sum(inserted) - 100) * 8 - sum(sampled) >= 0  # never ahead of the actors, for all learners together
-    rings = [state[name]["trajectories"]["written"] for name in ("memory", "memory_1")]
-    assert [len(ring) for ring in rings] == [2, 1] and all(ring.sum() > 0 for ring in rings)  # one actor may start late
-    assert not torch.equal(state["learner"]["torch_rng"], state["learner_1"]["torch_rng"])
 
 
 @pytest.mark.slow

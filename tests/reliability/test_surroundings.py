@@ -198,8 +198,8 @@ def starts_and_stops(folder, times, seconds, *words):
 
 
 @pytest.mark.slow
-def test_f30_twenty_inline_starts_and_stops_leak_nothing(tmp_path):
-    lines = starts_and_stops(tmp_path, 20, 100, *INLINE)
+def test_f30_inline_starts_and_stops_leak_nothing(tmp_path):
+    lines = starts_and_stops(tmp_path, 6, 100, *INLINE)
     assert set(lines[1:]) <= {lines[1]} and lines[-1][2:] == (0, 0)
 
 

@@ -26,7 +26,6 @@ SMALL = {"hidden": 16, "lstm": 8, "planes": 4, "atoms": 5, "feature_size": 8}
 SPEC = EnvSpec("test", ArraySpec((5,), "float32"), 0, Discrete(3))
 BOUND = np.array([2.0], np.float32)
 GREEDY = {"mlp-ac": {"evaluation": "greedy"}}
-REMEMBERS = ("mlp-ac", "impala-cnn")  # actor-critics whose LSTM is optional
 # torch.onnx has no adaptive pooling, so that the export of these is refused
 POOLED = ("dqn-resnet", "rainbow-resnet", "iqn-resnet", "r2d2-resnet")
 # The head of each is exported on another torso, and its torso with another head.
@@ -38,6 +37,7 @@ COMBINED = (
     "iqn-cnn",
     "iqn-small",
     "r2d2-cnn",
+    "r2d2-minatar",
     "r2d2-small",
 )
 COMBINED += ("dqn-mlp", "rainbow-mlp", "iqn-mlp", "minatar-ac", "nature-ac", "small-ac")
@@ -112,8 +112,8 @@ def marked(name: str, *parts: bool | int) -> Any:
 @pytest.mark.parametrize(
     "name, lstm, continuous, vector",
     [
-        *(marked(name, False, False, 0) for name in ModelsDict if name not in POOLED),
-        *(marked(name, True, False, 0) for name in REMEMBERS),
+        *(marked(name, False, False, 0) for name in ModelsDict if name not in (*POOLED, "mlp-ac")),
+        marked("mlp-ac", True, False, 0),
         marked("mlp-ac", False, True, 0),
         *(marked(name, False, False, 3) for name in ("dqn-small", "r2d2-minatar", "sac-cnn")),  # torsos and policies
     ],

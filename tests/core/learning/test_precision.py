@@ -238,9 +238,9 @@ def test_an_update_differs_from_float32_by_less_than_rounding_errors(name):
         return torch.cat([weight.flatten() for weight in weights])
 
     exact = updated()
-    bounds = [float((updated(seed=seed) - exact).norm()) for seed in range(20)]
     difference = float((updated(bf16=True) - exact).norm())
-    assert 0 < difference < max(bounds)
+    assert difference > 0
+    assert any(float((updated(seed=seed) - exact).norm()) > difference for seed in range(20))
 
 
 # copies of weights ----------------------------------------------------------------------------------------------------

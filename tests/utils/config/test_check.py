@@ -29,7 +29,7 @@ from main import main
 from tests.rows import PAIRS, skip_unless_installed
 from tests.selection import slow_except
 from utils.config import memory_budget, throughput, validation
-from utils.config.check import Pace, check, table, wide_console
+from utils.config.check import Pace, _budget, check, table, wide_console
 from utils.config.command_line import read_options
 from utils.config.throughput import StepCosts
 from utils.errors import ConfigurationError
@@ -621,8 +621,8 @@ def test_an_update_costs_as_much_as_the_whole_batch_where_fewer_environments_are
         (("--steps", "none"), "a million agent steps take about 0:16:40"),
     ],
 )
-def test_the_estimated_time_is_that_of_the_first_limit_reached(words, told, options, monkeypatch, capsys):
-    costs, measured = StepCosts(1e-3, 8e-4, True, 8, 1), throughput.measure
-    monkeypatch.setattr(throughput, "measure", lambda *arguments: (costs, *measured(*arguments)[1:]))
-    check(options("--config", "dqn-cartpole", *words), seconds=0)
-    assert told in capsys.readouterr().out
+def test_the_estimated_time_is_that_of_the_first_limit_reached(words, told, options):
+    chosen, costs = options("--config", "dqn-cartpole", *words), StepCosts(1e-3, 8e-4, True, 8, 1)
+    agent = chosen.make_agent(validation.environment_spec(chosen))
+    rate = throughput.steps_per_second(chosen, costs, agent.samples_per_window)
+    assert told in _budget(chosen, costs, rate, agent)

@@ -63,8 +63,13 @@ LISTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ratios", LISTS)
-@pytest.mark.parametrize(("batch_size", "overflow"), [(8, "block"), (11, "keep_latest"), (11, "keep_oldest")])
+@pytest.mark.parametrize(
+    ("ratios", "batch_size", "overflow"),
+    [
+        *((ratios, 11, "keep_latest") for ratios in LISTS),
+        *((ratios, *case) for ratios in (LISTS[0], LISTS[-1]) for case in ((8, "block"), (11, "keep_oldest"))),
+    ],
+)
 def test_every_batch_has_its_strategies_shares(ratios, batch_size, overflow):
     items = [{"type": kind, "capacity": batch_size, "sample_ratio": ratio} for kind, ratio in ratios.items()]
     for item in items:

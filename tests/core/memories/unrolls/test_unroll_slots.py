@@ -67,7 +67,7 @@ def frames(generator: np.random.Generator, rows: int, noise: int) -> np.ndarray:
 
 # strategies -------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-@pytest.mark.parametrize("items", [*((rule,) for rule in RULES), RULES[1:4], RULES[1:]])
+@pytest.mark.parametrize("items", [RULES[:1], RULES[1:]])
 def test_every_strategy_gives_equal_batches_compressed_and_raw(items):
     states = (ArraySpec((3,), "int64"),)
     (raw, raw_actors), (packed, packed_actors) = (
