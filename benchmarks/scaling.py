@@ -80,9 +80,8 @@ ADVICE = """\
 - **All-reduce.** Larger batches (`agent.batch_size`), `learner.gradient_dtype bfloat16`, or a faster network.
 - **Replay.** Many actors overwrite a million steps within minutes: raise `memory.capacity` with
   `replay.frame_compression lz4`.
-- **Policy lag.** The lag is at most `actor.parameter_pull_period` steps of an actor, `ray.parameters_period`, the
-  latency
-  above and a chunk.
+- **Policy lag.** The lag adds up: `learner.publish_period` updates, `ray.parameters_period`, the latency above,
+  `actor.parameter_pull_period` steps, and up to `ray.chunks_in_flight` chunks. Chunks that wait for room add to it.
 """
 
 
@@ -244,7 +243,8 @@ def _learners(update: float, allreduce: dict[str, Any]) -> list[str]:
         ),
         "",
         _paragraph(
-            "Home carries counters, log records and the evaluator's parameters, no chunks and no gradients. If every "
+            "For other learners, home carries counters and log records, no chunks and no parameters. Its own learner's "
+            "chunks, parameters and gradients come on top, as on every learner's node. If every "
             f"learner's node calls it every {largest.exchange_period * 1e3:.0f} ms, {largest.learners} nodes make "
             f"{calls:,.0f} calls per second. One process answered {largest.home_rate:,.0f} calls with a small chunk "
             f"per second here, so that a node would hear from home every {period * 1e3:,.0f} ms. That delays the rate "

@@ -406,7 +406,7 @@ IMPALA = {"agent_type": "impala", "rate_limiter.samples_per_insert": None, "rate
 IMPACT = {**IMPALA, **CIRCULAR, "agent_type": "impact"}
 # On Atari, IMPALA has the settings of its paper (1802.01561, table G.1), which are defaults of agent and environment.
 # Not the paper's are the initial weights (core/models/actor_critic.py) and RMSProp's mean square, which starts at 0.
-# Actors pull parameters every 100 agent steps, 6 of each environment; those of the paper pull them before each unroll.
+# Actors pull parameters every 112 agent steps, 7 of each environment; those of the paper pull them before each unroll.
 # The learning rate falls over 51 M agent steps; where half of a batch is replayed, these are twice as many updates.
 # An actor has two threads of the emulator, and evaluations are rare, because both take their time from training.
 ON_CORES = {"actor.env_threads": 2, "evaluator.period": 480.0, "evaluator.episodes": 30}

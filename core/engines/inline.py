@@ -3,8 +3,8 @@
 - A round is the learner until it has caught up, then one slice of evaluator and logger, then one step of each actor.
 - Each single-process has its own random state of torch.
 - A checkpoint separates episodes and evaluations: actors begin new episodes after it, and an evaluation ends before
-  it. A resumed run therefore equals the run that was not stopped. For that, a round begins with what follows a
-  checkpoint.
+  it. With learner.checkpoint_replay, a resumed run therefore equals one that made the checkpoint and went on. For
+  that, a round begins with what follows a checkpoint.
 """
 
 import os

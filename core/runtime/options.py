@@ -29,7 +29,7 @@ class ActorParams:
     """Options of every actor process."""
 
     chunk_length: int = Field(default=8, ge=1, le=10_000)
-    """Steps of each environment that are published together."""
+    """Steps of each environment that are published together; of unrolls and R2D2, agent options say how many."""
     parameter_pull_period: int = Field(default=100, ge=1, le=10**9)
     """Agent steps of this actor between looks for newer parameters (Ape-X: 100)."""
     env_threads: int = Field(default=1, ge=1, le=256)
@@ -145,15 +145,16 @@ class SupervisorParams:
     """Deadlines and restarts of the processes that the engines `local` and `ray` start."""
 
     heartbeat_timeout: float = Field(default=60.0, ge=1, le=1e6)
-    """Seconds without a heartbeat after which a process is replaced."""
+    """Seconds without a heartbeat after which a process counts as dead; tenfold if a learner saves or restores."""
     start_timeout: float = Field(default=180.0, ge=1, le=1e6)
-    """Seconds that a process may take to its first heartbeat."""
+    """Seconds that a process may take to its first heartbeat; ten times that for a learner that restores."""
     max_restarts: int = Field(default=5, ge=0, le=1_000_000)
-    """Restarts of one process within restart_window; then the run saves and ends."""
+    """Restarts of one actor, evaluator or logger within restart_window, or of lost learners in an elastic run. Then the
+    run saves and ends."""
     restart_window: float = Field(default=3600.0, gt=0, le=1e9)
     """Seconds after which a restart no longer counts."""
     stop_timeout: float = Field(default=12.0, ge=0.1, le=86_400)
-    """Seconds that processes have to end once interrupted."""
+    """Seconds that processes have to end once interrupted; ten times that while a learner saves its replay."""
     finish_timeout: float = Field(default=900.0, ge=0.1, le=1e6)
     """Seconds for the last evaluation of a run that finished."""
     elastic: int = Field(default=0, ge=0, le=256)
