@@ -29,7 +29,7 @@ import torch
 from core.acting.validated_env import split_joint_actions
 from core.agent import Agent, Exploration
 from core.checkpoint import model_file
-from core.checkpoint.run_checkpoint import STEP_FOLDER, checkpoints
+from core.checkpoint.run_checkpoint import checkpoints
 from core.common.exit_codes import BAD_CHECKPOINT, BAD_OPTIONS
 from core.common.settings import dotted
 from core.evaluation.episodes import EpisodeResults, play_episodes
@@ -177,12 +177,9 @@ def _run_main(words: list[str], progress: bool) -> tuple[int, list[str], bool]:
 def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
     """Return the policy of a model file or a checkpoint, or of the run of this name in the project's `models`.
 
-    The file says what the model is. Checkpoints and files of earlier versions need logs/<signature>/run.json beside
-    the folder of models.
-
     Raises:
         CheckpointError: the file is no model, or the model's architecture differs from its options.
-        ConfigurationError: the model's options are unknown, or its environment or the device is not available here.
+        ConfigurationError: the file lacks the model's options, or its environment or the device is not available here.
     """
     file = run_registry.find_model(path, PROJECT)
     weights, metadata = model_file.load_weights(file)
@@ -201,21 +198,9 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> "Policy":
 
 def _options_of(file: Path, metadata: Mapping[str, Any]) -> Options:
     """Return the options with which the model was trained."""
-    signature = str(metadata.get("signature") or file.stem)
-    saved = dotted(metadata["options"]) if isinstance(metadata.get("options"), dict) else None
-    beside = file.absolute().parent.parent  # parents[1] would fail for /model.pth
-    if STEP_FOLDER.fullmatch(file.name):  # models/<signature>_checkpoints/step_<N>
-        beside = beside.parent
-    for root in (beside, Path(PROJECT)):
-        if saved is None and (run := run_registry.read(root / "logs" / signature)) is not None:
-            saved = run.options
-    if saved is None:
-        raise ConfigurationError(
-            f"model file {file} does not say what it is, and there is no "
-            f"{beside / 'logs' / signature / run_registry.RUN_FILE}: "
-            "put the run's log folder there",
-            BAD_CHECKPOINT,
-        )
+    if not isinstance(metadata.get("options"), dict):
+        raise ConfigurationError(f"model file {file} does not say with which options it was trained", BAD_CHECKPOINT)
+    saved = dotted(metadata["options"])
     row = {"name": str(saved.get("config")), **{name: str(saved.get(name)) for name in CHOICES}}
     options, problems = from_row(row)
     known, excluded = declared(options), (*CHOICES, *command_line.OF_THIS_START)

@@ -15,7 +15,7 @@ from core.checkpoint import run_checkpoint
 from core.checkpoint.run_checkpoint import STEP_FOLDER, CheckpointError, read_torch, storable, write_torch
 from core.common.files import TEMPORARY, replace_atomically, sync_folder
 
-CHECKPOINT_FILES = ("agent", "clock")  # what a checkpoint's model and metadata are read from
+CHECKPOINT_FILES = ("agent", "metadata")  # what a checkpoint's model and metadata are read from
 MAX_DIFFERENCES = 5  # that a message about another architecture lists
 
 
@@ -141,15 +141,14 @@ def _read_archive(path: Path) -> Any:
 def _checkpoint_weights(state: dict[str, Any], checkpoint: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the model and the metadata of a checkpoint that has been read."""
     try:
-        weights, agent_steps = state["agent"]["model"], sum(state["clock"]["agent_steps"])
+        weights, metadata = state["agent"]["model"], {**state["metadata"], "checkpoint": checkpoint.name}
         if not _are_weights(weights):
             raise TypeError("agent.model is no weights")
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError) as error:
         raise CheckpointError(
-            f"checkpoint {checkpoint} holds no model and clock of a run ({type(error).__name__}: {error})"
+            f"checkpoint {checkpoint} holds no model and metadata of a run ({type(error).__name__}: {error})"
         ) from error
-    signature = checkpoint.parent.name.removesuffix("_checkpoints")
-    return weights, {"signature": signature, "checkpoint": checkpoint.name, "agent_steps": agent_steps, "score": None}
+    return weights, metadata
 
 
 def _are_weights(value: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -94,6 +95,20 @@ class Context:
             ("target_score", options.target_score, scores[0] if scores else -math.inf),
         ]
         return [f"{name}={limit}" for name, limit, value in limits if limit is not None and value >= limit]
+
+    def model_metadata(self, agent_steps: int, score: float | None = None) -> dict[str, Any]:
+        """Return what model files and checkpoints say of the model that they hold."""
+        options = self.options
+        return {
+            "signature": options.signature,
+            "config": options.config,
+            "env_type": options.env_type,
+            "game": options.game,
+            "environment": self.spec.name,
+            "agent_steps": agent_steps,
+            "score": score,
+            "options": options.to_dict(),
+        }
 
     def process_ind(self, role: str, index: int) -> int:
         return self.roles.index((role, index))

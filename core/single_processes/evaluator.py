@@ -109,19 +109,9 @@ def _best_score_on_disk(context: Context) -> float:
 
 def _save(context: Context, index: int, agent: Agent, agent_steps: int, score: float | None) -> bool:
     """Save the model as the run's best. Return True if it was written."""
-    options = context.options
-    metadata = {
-        "signature": options.signature,
-        "config": options.config,
-        "env_type": options.env_type,
-        "game": options.game,
-        "environment": context.spec.name,
-        "agent_steps": agent_steps,
-        "score": score,
-        "options": options.to_dict(),
-    }
+    metadata = context.model_metadata(agent_steps, score)
     try:
-        model_file.save_weights(options.model_path, agent.model.state_dict(), metadata)
+        model_file.save_weights(context.options.model_path, agent.model.state_dict(), metadata)
         written = True
     except CheckpointError as error:
         log_to_stderr(f"best model not written, one that is there stays as it was: {error}")

@@ -254,6 +254,7 @@ class _Learner:
             {
                 "agent": self.agent.state_dict(),
                 "clock": {**context.counters.state_dict(elsewhere), **context.rate_limiter.state_dict()},
+                "metadata": context.model_metadata(context.counters.agent_steps),
                 **own_parts,
             },
             context.counters.agent_steps,

@@ -548,7 +548,8 @@ def test_f44_a_fifo_in_place_of_a_file_is_refused_at_once(tmp_path: Path, capsys
 
 # checkpoints as models ------------------------------------------------------------------------------------------------
 def checkpoint_of(folder: Path, steps: int) -> Path:
-    state = {"agent": {"model": {"weight": torch.full((2,), float(steps))}}, "clock": {"agent_steps": [steps - 1, 1]}}
+    weights, metadata = {"weight": torch.full((2,), float(steps))}, {"signature": "local_x", "agent_steps": steps}
+    state = {"agent": {"model": weights}, "clock": {}, "metadata": metadata}
     return save(folder, state, steps, keep=2)
 
 
@@ -558,12 +559,7 @@ def test_the_weights_of_a_checkpoint_load_as_a_model(tmp_path: Path, capsys) -> 
     for path, steps in ((first, 5), (second, 9), (folder, 9)):
         weights, metadata = load_weights(path)
         assert weights["weight"].tolist() == [steps] * 2
-        assert metadata == {
-            "signature": "local_x",
-            "checkpoint": f"step_{steps:012}",
-            "agent_steps": steps,
-            "score": None,
-        }
+        assert metadata == {"signature": "local_x", "agent_steps": steps, "checkpoint": f"step_{steps:012}"}
     flip_byte(second / "agent.pt", 100)
     assert load_weights(folder)[1]["agent_steps"] == 5 and "falling back" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=r"step_000000000009 cannot be used: agent.pt does not have the SHA-256"):
@@ -573,14 +569,15 @@ def test_the_weights_of_a_checkpoint_load_as_a_model(tmp_path: Path, capsys) -> 
 @pytest.mark.parametrize(
     "state",
     [
-        {"clock": {"agent_steps": [1]}},
-        {"agent": {"model": {"a": 1}}, "clock": {"agent_steps": [1]}},
-        {"agent": [], "clock": {"agent_steps": [1]}},
-        {"agent": {"model": {}}, "clock": {}},
+        {"metadata": {}},
+        {"agent": {"model": {"a": 1}}, "metadata": {}},
+        {"agent": [], "metadata": {}},
+        {"agent": {"model": {}}, "metadata": []},
+        {"agent": {"model": {}}},
     ],
 )
 def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path, state: dict) -> None:
-    with pytest.raises(CheckpointError, match="holds no model and clock of a run"):
+    with pytest.raises(CheckpointError, match="holds no model and metadata of a run"):
         load_weights(save(tmp_path / "x_checkpoints", state, 1, keep=2))
 
 

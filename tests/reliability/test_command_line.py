@@ -1,5 +1,6 @@
 """The command line accepts good words and refuses bad ones (F01-F03, F05-F07, F28, F36, F49, F50)."""
 
+import itertools
 import json
 import pickle
 import re
@@ -864,10 +865,9 @@ def test_a_model_of_another_game_is_refused(read, root, capsys):
     trained = train(root, *CARTPOLE, "--timestamp", "one", "--steps", "100").options
     metadata = model_file.load_weights(trained.model_path)[1]
     assert (metadata["game"], metadata["environment"], metadata["env_type"]) == ("CartPole-v1", "CartPole-v1", "gym")
-    for words in (["--mode", "2"], []):
-        chosen = read(
-            "--config", "dqn-cartpole", "--game", "CartPole-v0", "--model_file", str(trained.model_path), *words
-        )
+    models = trained.model_path, trained.checkpoint_folder
+    for model, words in itertools.product(models, (["--mode", "2"], [])):
+        chosen = read("--config", "dqn-cartpole", "--game", "CartPole-v0", "--model_file", str(model), *words)
         with pytest.raises(
             ConfigurationError,
             match=r"is of game=CartPole-v1 \(env_type=gym\) and game=CartPole-v0 is .* give --game CartPole-v1",

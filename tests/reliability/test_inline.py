@@ -345,9 +345,8 @@ def test_a_start_hashes_each_file_of_a_checkpoint_once(tmp_path, monkeypatch, al
     expected, hashed, file_sha256 = sorted(newest.glob("*.pt")), [], run_checkpoint.file_sha256
     monkeypatch.setattr(run_checkpoint, "file_sha256", lambda path: hashed.append(path) or file_sha256(path))
     assert main.main(["--root", str(tmp_path), *words]) == 0
-    assert [path.name for path in expected] == ["agent.pt", "clock.pt", "learner.pt", "memory.pt"] and sorted(
-        hashed
-    ) == expected
+    assert [path.stem for path in expected] == ["agent", "clock", "learner", "memory", "metadata"]
+    assert sorted(hashed) == expected
 
 
 def test_weights_alone_initialise_the_learners_target(tmp_path, monkeypatch):
