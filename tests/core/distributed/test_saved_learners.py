@@ -108,7 +108,8 @@ def trained(learners, alone, tmp_path):
         else:
             context = fill(started(tmp_path / name, "--config", "dqn-cartpole", *WORDS, *words))
         learners.call(*(partial(train, context, index, updates) for index in range(2)))
-        return run_checkpoint.load(context.options.checkpoint_folder)[0]
+        state, _ = run_checkpoint.load(context.options.checkpoint_folder)
+        return {name: part for name, part in state.items() if name != "metadata"}  # which names the folder of the run
 
     return run
 
