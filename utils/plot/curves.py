@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.common.console import log_to_stderr
+from core.common.settings import dotted
 from core.metrics import file_writers
 from utils import run_registry
 from utils.config.command_line import NOT_OF_LEARNING, OF_THIS_START
@@ -200,7 +201,7 @@ def _read_folder(folder: Path, metrics: Sequence[str]) -> Run:
     name, saved = folder.resolve().name, run_registry.read(folder)
     settings = {**saved.options, **_names(name, saved.config, saved.file.get("game"))} if saved else _names(name)
     with suppress(OSError, ValueError):  # a run that was killed at once, or one of an older version
-        if changed := differences(json.loads((folder / FIRST_OPTIONS).read_text()), settings):
+        if changed := differences(dotted(json.loads((folder / FIRST_OPTIONS).read_text())), settings):
             log_to_stderr(f"warning: {name} was resumed with other options, by which it is named: {', '.join(changed)}")
     try:
         lines = read_lines(folder / METRICS)

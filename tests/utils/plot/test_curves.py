@@ -217,6 +217,6 @@ def test_every_curve_of_the_results_can_be_read():
 def test_options_that_a_resume_has_changed_are_named(run, capsys):
     folders = [run(name, [evaluation(10, 1.0, 2.0)], "dqn", seed=1, **{"agent.gamma": 0.9}) for name in "abc"]
     for folder, gamma in zip(folders, (0.9, 0.8)):
-        (folder / "options.json").write_text(json.dumps({"agent.gamma": gamma, "seed": 1, "resume": "newest"}))
+        (folder / "options.json").write_text(json.dumps({"agent": {"gamma": gamma}, "seed": 1, "resume": "newest"}))
     assert [each.settings["agent.gamma"] for each in read(folders, [SCORE])] == [0.9] * 3
     assert capsys.readouterr().err == ("warning: b was resumed with other options, by which it is named: agent.gamma\n")
