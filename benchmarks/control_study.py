@@ -7,7 +7,7 @@ Each task gets a plot with bands and a table over all sides and seeds. `--jobs` 
 its share of the cores. Our sides are rows; those of stable-baselines3 have the options of the row ddpg-<task>, and
 SAC those of sac-<task>. Both are scored by the mean raw return of 10 episodes without noise in separate environments,
 twenty times a run. A complete run is not repeated, so that the study can be stopped and continued. Runs that the files
-hold of other sides and seeds stay in them. Needs matplotlib.
+hold of other sides and seeds stay in them, if they are of as many steps. Needs matplotlib.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import numpy as np
 from benchmarks.sides import output_of
 from benchmarks.training import RESULTS, ROOT
 from utils.config.command_line import read_options, refusing
+from utils.errors import ConfigurationError
 from utils.options import CONFIGS
 from utils.plot import curves, figures
 from utils.sweep.subprocess_run import ChildRun, Runner, options_of, seeded, words_of
@@ -92,6 +93,11 @@ def train_other(side: str, task: str, seed: int, steps: int, path: Path) -> None
 def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, jobs: int, output: Path) -> int:
     """Train what is missing of a task and write its results; return 0 if all of our runs are complete."""
     keys = list(itertools.product(seeds, sides))
+    for name, run in held(task, output).items():
+        length = run.curves[curves.SCORE].steps[-1]
+        if name not in {f"{side}-seed{seed}" for seed, side in keys} and abs(length - steps) > steps / EVALUATIONS:
+            wish = "choose its --steps or another --output"
+            raise ConfigurationError(f"control-{task}.csv holds {name} of {length:,.0f} steps: {wish}")
     children = {(side, seed): ours(side, task, seed, steps) for seed, side in keys if side in OURS}
     code = Runner(list(children.values()), jobs).run()
     if code or not all(child.complete for child in children.values()):
@@ -107,6 +113,12 @@ def study(task: str, sides: Sequence[str], seeds: Sequence[int], steps: int, job
     return 0
 
 
+def held(task: str, output: Path) -> dict[str, curves.Run]:
+    """Return the runs that the data file of a task holds, by name."""
+    data = output / f"control-{task}.csv"
+    return {run.name: run for run in curves.read([data], list(curves.COLUMNS))} if data.exists() else {}
+
+
 def write(task: str, sources: Mapping[tuple[str, int], Path], steps: int, output: Path) -> None:
     """Write curves, plot and table of a task: of these runs and of those that its data file holds.
 
@@ -117,8 +129,7 @@ def write(task: str, sources: Mapping[tuple[str, int], Path], steps: int, output
         output: Folder of the files.
     """
     path, metrics = output / f"control-{task}", list(curves.COLUMNS)
-    data = path.with_name(f"{path.name}.csv")
-    found = {run.name: run for run in curves.read([data], metrics)} if data.exists() else {}
+    found = held(task, output)
     for (side, seed), source in sources.items():
         (run,), name = curves.read([source], metrics), f"{side}-seed{seed}"
         until = {metric: curves.until(curve, steps) for metric, curve in run.curves.items()}
@@ -128,7 +139,7 @@ def write(task: str, sources: Mapping[tuple[str, int], Path], steps: int, output
         side, _, seed = name.rpartition("-seed")
         runs.setdefault(side, {})[int(seed)] = run
     runs = {side: dict(sorted(by_seed.items())) for side, by_seed in runs.items()}
-    curves.write_csv(data, [run for by_seed in runs.values() for run in by_seed.values()])
+    curves.write_csv(path.with_name(f"{path.name}.csv"), [run for by_seed in runs.values() for run in by_seed.values()])
     scored = {
         side: [run._replace(curves={curves.SCORE: run.curves[curves.SCORE]}) for run in by_seed.values()]
         for side, by_seed in runs.items()

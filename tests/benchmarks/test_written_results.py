@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import control_study, grace, onpolicy, resident, start
 from benchmarks.training import RESULTS
+from utils.errors import ConfigurationError
 from utils.plot import curves
 
 
@@ -80,6 +81,12 @@ def test_a_study_of_one_run_keeps_the_others(monkeypatch, tmp_path, seed):
     scores = {f"seed {number}": table[0].get(f"seed {number}") for number in range(1, 4)} | {f"seed {seed}": "-100.0"}
     assert ours["side"] == "ddpg" and scores.items() <= ours.items()
     assert [row | {"seed 4": ""} for row in others] == [row | {"seed 4": ""} for row in table[1:]]
+
+
+def test_a_study_refuses_a_data_file_of_runs_of_another_length(tmp_path):
+    shutil.copy(RESULTS / "control-pendulum.csv", tmp_path)
+    with pytest.raises(ConfigurationError, match=r"control-pendulum.csv holds d4pg-seed1 of 15,005 steps: choose its"):
+        control_study.study("pendulum", ["ddpg"], [1, 2, 3], 30_000, 1, tmp_path)
 
 
 def test_one_part_of_the_on_policy_results_keeps_the_other(monkeypatch, tmp_path):
