@@ -54,7 +54,7 @@ class DQN(QLearning):
         with torch.no_grad():
             bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B], [B]
         targets = returns + transitions.bootstrap_discounts * bootstrap
-        values = self.model(transitions.observation, ())[0]  # [B, A]
+        values = self.output_of(self.model, transitions.observation)  # [B, A]
         q_taken = select_actions(values, transitions.action)
         check_shapes("B", q_taken, targets)
         if self.params.loss == "huber":

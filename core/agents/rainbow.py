@@ -78,7 +78,7 @@ class Rainbow(QLearning):
         with torch.no_grad():
             bootstrap, returns = self.bootstrap(transitions, *target_outputs)  # [B, N], [B]
         discounts = transitions.bootstrap_discounts
-        output = self.model(transitions.observation, ())[0]  # [B, A, N]
+        output = self.output_of(self.model, transitions.observation)  # [B, A, N]
         taken = select_actions(output, transitions.action)
         if params.distribution == "quantile":
             target = returns[:, None] + discounts[:, None] * bootstrap

@@ -102,7 +102,7 @@ class Prefetcher:
             raise RuntimeError("the prefetcher is closed")
         started = time.perf_counter()
         if not self._thread:
-            sampled = self._batches.popleft()[0] if self._batches else self._memory.sample(self._batch_size)
+            sampled = self._batches.popleft()[0] if self._batches else self._sample(1)
             self._wait_seconds += time.perf_counter() - started
             self._gets += sampled is not None
             return sampled
@@ -165,6 +165,15 @@ class Prefetcher:
         if self._error is not None:
             raise self._error
 
+    def _sample(self, count: int) -> Batch | None:
+        """Sample `count` batches at once. Raises ValueError if they have fewer or more windows."""
+        size = self._batch_size * count
+        sampled = self._memory.sample(size)
+        if sampled is not None and len(sampled.weights) != size:
+            name = type(self._memory).__name__
+            raise ValueError(f"{name}.sample({size}) has returned {len(sampled.weights)} windows, not {size}")
+        return sampled
+
     # the thread -------------------------------------------------------------------------------------------------------
     def _run(self) -> None:
         if self._precompute:
@@ -191,7 +200,7 @@ class Prefetcher:
         if self._closed:
             return False
         count = self._batches_per_sample
-        sampled = None if self._is_warming_up() else self._memory.sample(self._batch_size * count)
+        sampled = None if self._is_warming_up() else self._sample(count)
         if sampled is None:
             self._memory_was_empty = True
             with self._changed:

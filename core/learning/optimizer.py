@@ -159,7 +159,8 @@ class Optimizer:
         self._steps_per_update, self._run_progress = steps_per_update, run_progress or (lambda: 0.0)
         needs_updates = params.lr_schedule == "step" or (params.lr_schedule != "constant" and run_progress is None)
         if needs_updates and params.lr_schedule_updates is None:
-            raise ValueError(f"lr_schedule={params.lr_schedule} needs lr_schedule_updates")
+            way = "" if params.lr_schedule == "step" else ", or run_progress to follow the whole run"
+            raise ValueError(f"lr_schedule={params.lr_schedule} needs lr_schedule_updates{way}")
         self._steps = 0  # taken, skipped and planned ones
         self._optimizer: torch.optim.Optimizer
         settings = {"lr": params.learning_rate, "eps": params.optimizer_eps, "weight_decay": params.weight_decay}

@@ -196,10 +196,11 @@ class DoubleBufferedEnvs:
             self._has_sent = True
         steps = []
         for split in self._splits:
-            steps.append(split.receive_steps())
+            step = split.receive_steps()
+            steps.append(step._replace(output=_copied(step.output)))
             split.send_actions()
-        step: EnvStep = tree_map(_concatenated, *steps)
-        return step
+        whole: EnvStep = tree_map(_concatenated, *steps)
+        return whole
 
     def close(self) -> None:
         for env in self._envs:
@@ -218,6 +219,12 @@ def _stored_copy(timestep: TimeStep, is_stacked: bool) -> TimeStep:
     """Copy what the memory stores of a time step, because the environment may reuse its arrays in the next step."""
     stored = timestep._replace(observation=timestep.observation[:, -1:]) if is_stacked else timestep
     return TimeStep._make(None if field is None else field.copy() for field in stored)
+
+
+def _copied(output: ActorOutput) -> ActorOutput:
+    """Copy what the memory stores of an agent's output, because the next `act` may change its arrays."""
+    extras = {name: np.array(values) for name, values in output.extras.items()}
+    return output._replace(action=np.array(output.action), extras=extras)
 
 
 def _concatenated(*parts: Any) -> Any:

@@ -97,6 +97,8 @@ class ChunkWriter:
             if (dtype := fields[name].dtype).kind != "f" and value.dtype.kind == "f":
                 raise ValueError(f"act has returned {name!r} as {value.dtype}, and Agent.extras declares {dtype}")
             fields[name][slot] = value
+            if dtype.kind in "iu" and not np.can_cast(value.dtype, dtype) and (fields[name][slot] != value).any():
+                raise ValueError(f"act has returned {name!r} beyond {dtype}, which Agent.extras declares")
         if not self._filled:
             for name, tensor in zip(self._layout.state_fields, state, strict=True):
                 fields[name][slot // self._layout.chunk_length] = tensor.cpu().numpy()

@@ -36,14 +36,17 @@ class RunningNormalization(nn.Module):
 
     @torch.no_grad()
     def update(self, vectors: Tensor) -> None:
-        """Count vectors [B, F], or observations [B, ...] of F numbers, and those of the other learners."""
+        """Count vectors [B, F], or observations [B, ...] of F numbers, here and on the other learners; B > 0 on each."""
         vectors = vectors.to(self.mean.device).float().flatten(1).clamp(-MAX_VALUE, MAX_VALUE)
         if self._clips_outliers:
             vectors = self._clip_outliers(vectors)
         variance, mean = torch.var_mean(vectors, 0, correction=0)
-        group_mean = all_reduce_mean(mean)
-        mean, variance = group_mean, all_reduce_mean(variance + (mean - group_mean).square())
-        number = len(vectors) * num_learners()
+        size = torch.full_like(self.count, len(vectors))
+        mean_size = all_reduce_mean(size)
+        weight = size / mean_size  # of this learner
+        group_mean = all_reduce_mean(weight * mean)
+        mean, variance = group_mean, all_reduce_mean(weight * (variance + (mean - group_mean).square()))
+        number = mean_size * num_learners()
         total = self.count + number
         share = number / total
         difference = mean - self.mean

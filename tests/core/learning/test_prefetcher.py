@@ -13,6 +13,12 @@ from tests.core.memories.trees import check_tree
 from tests.core.tapes import RandomPlay, small_layout
 
 
+class Drawn(int):
+    """Stand in for a batch: its number among those that a Tape has given."""
+
+    weights: np.ndarray
+
+
 class Tape:
     """Record who called the memory when, and in which thread."""
 
@@ -29,7 +35,9 @@ class Tape:
             return None
         self.drawn += 1
         self.calls.append(("sample", self.drawn))
-        return self.drawn
+        drawn = Drawn(self.drawn)
+        drawn.weights = np.ones(batch_size)
+        return drawn
 
     def update_priorities(self, keys, priorities):
         self.threads.add(threading.get_ident())
@@ -74,6 +82,16 @@ def test_nothing_is_sampled_ahead_while_the_replay_warms_up():
 def test_batches_arrive_in_the_order_they_were_drawn(prefetch, depth):
     prefetcher = prefetch(Tape(), depth=depth)
     assert [prefetcher.get(5) for _ in range(20)] == list(range(1, 21))
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_memory_that_gives_fewer_windows_is_refused(prefetch, depth):
+    class Small(Tape):
+        def sample(self, batch_size):
+            return super().sample(batch_size - 1)
+
+    with pytest.raises(ValueError, match=r"Small.sample\(4\) has returned 3 windows, not 4"):
+        prefetch(Small(), depth=depth).get(5)
 
 
 @pytest.mark.parametrize("depth", [1, 3])

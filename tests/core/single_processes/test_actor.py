@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.agent import ActorOutput
 from core.agents.base.actor_critic import Sampling
 from core.agents.impala import Impala
 from core.envs.recall import RecallEnv, RecallParams
@@ -18,7 +19,7 @@ from core.runtime.options import ActorParams, LoggerParams
 from core.runtime.parameter_store import ParameterStore
 from core.runtime.run_state import RateLimiter, RateLimiterParams, RunCounters, RunState
 from core.single_processes import actor as actor_module
-from core.single_processes.actor import EpisodeStatistics, actor
+from core.single_processes.actor import DoubleBufferedEnvs, EpisodeStatistics, actor
 from core.specs import ArraySpec
 from core.trajectory.ring_buffer import Layout
 from core.types import TimeStep
@@ -183,6 +184,31 @@ def test_explorations_are_numbered_over_the_splits_of_all_actors(context, monkey
     for index in range(3):
         next(actor(context, index))
     assert numbers == [(number, 6, 1) for number in range(6)]
+
+
+class Counting:
+    """Stands in for an agent whose `act` returns arrays that its exploration changes in the next step."""
+
+    def initial_state(self, batch_size):
+        return ()
+
+    def act(self, timestep, state, exploration):
+        exploration.count += 1
+        return ActorOutput(np.zeros(ENVS, np.int64), {"count": exploration.count}, state)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_what_act_returned_is_stored_as_it_was(num_splits):
+    envs = DoubleBufferedEnvs(
+        Counting(),
+        lambda num_envs, first: RecallEnv(RecallParams(), "recall", num_envs),
+        lambda split: SimpleNamespace(count=np.zeros(ENVS, np.int64), update=lambda *steps: None),
+        seed=0,
+        num_splits=num_splits,
+        num_envs=num_splits * ENVS,
+    )
+    for number in range(1, 4):
+        assert (envs.step(0, 0).output.extras["count"] == number).all()
 
 
 def test_statistics_are_those_of_each_environments_whole_episode():

@@ -245,6 +245,17 @@ def test_numbers_are_not_rounded_to_the_dtype_of_a_field():
         writer.append(*step, {"count": np.full(2, 0.5, np.float32)})
 
 
+def test_integers_beyond_the_dtype_of_a_field_are_refused():
+    play = RandomPlay(0, 2)
+    layout = small_layout(play.spec, rows=24, chunk_length=4, num_envs=2, extras={"count": ArraySpec((), "uint8")})
+    writer = ChunkWriter(Trajectories(layout), 0, WindowSpec.transition(1))
+    step = play.timestep, np.zeros(2, np.int64), play.timestep
+    writer.append(*step, {"count": np.array([0, 255])})
+    for number in (256, -1):
+        with pytest.raises(ValueError, match=r"act has returned 'count' beyond uint8, which Agent.extras declares"):
+            writer.append(*step, {"count": np.array([0, number])})
+
+
 @pytest.mark.parametrize("name", ["reward", "priority", "written", "packed", "block_start", "state 0"])
 def test_fields_of_an_agent_replace_no_others(name):
     """An agent's field `reward` was learnt from in place of the environment's rewards."""
