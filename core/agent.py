@@ -209,7 +209,7 @@ class Agent(ABC):
         return next(self.model.parameters()).device
 
     def initial_state(self, batch_size: int) -> State:
-        """Return the state for `act` at the start of an episode, each tensor [B, ...]."""
+        """Return the state for `act` at the start of every episode, each tensor [B, ...]. Actors call it once."""
         return self.model.initial_state(batch_size)
 
     @abstractmethod

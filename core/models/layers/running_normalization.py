@@ -36,7 +36,7 @@ class RunningNormalization(nn.Module):
 
     @torch.no_grad()
     def update(self, vectors: Tensor) -> None:
-        """Count vectors [B, F], or observations [B, ...] of F numbers, here and on the other learners; B > 0 on each."""
+        """Count vectors [B, F], or observations [B, ...] of F numbers, of this learner and of the others; B > 0."""
         vectors = vectors.to(self.mean.device).float().flatten(1).clamp(-MAX_VALUE, MAX_VALUE)
         if self._clips_outliers:
             vectors = self._clip_outliers(vectors)
