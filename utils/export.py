@@ -9,13 +9,12 @@
 """
 
 import argparse
-import contextlib
 import json
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +115,8 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
         network = ActingNetwork(agent)
         example = network.example(TRACED_BATCH)
         batch = torch.export.Dim("N", min=1)
-        with _quiet():
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # It warns of its own parts and of optional packages.
+        with warnings.catch_warnings(action="ignore"):
             program = torch.onnx.export(
                 network,
                 tuple(example.values()),
@@ -144,19 +144,6 @@ def export(policy: Policy, path: Path) -> ActingNetwork:
             f"the network of model_type={policy.options.model_type} cannot be exported: {describe_exception(error)}"
         ) from error
     return network
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide warnings of torch's exporter about its own parts and about packages that are not needed."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def _metadata(policy: Policy) -> dict[str, str]:

@@ -22,7 +22,7 @@ from core.common.settings import frozen_dataclass
 from core.distributed.learner_group import all_reduce_mean
 from core.learning.gradients import Loss
 from core.learning.optimizer import OptimizerName, TargetUpdater
-from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, entropy_loss
+from core.ops.policy_losses import adapted_kl_coefficient, baseline_loss, clipped_surrogate, masked_sum
 from core.ops.vtrace import vtrace
 from core.types import Batch
 
@@ -105,14 +105,14 @@ class Impact(SumLossAgent):
         objective = clipped_surrogate(
             log_probs, behaviour_log_probs, target_log_probs, returns.unweighted, params.clip_epsilon, params.beta_max
         )
-        policy = -torch.where(valid, objective, 0.0).sum()
+        policy = -masked_sum(objective, valid)
         baseline = baseline_loss(values[:-1], returns.targets, valid)
-        entropy = entropy_loss(self.policy.entropies(logits), valid)
+        entropy = masked_sum(self.policy.entropies(logits), valid)
         target_kl = (self.policy.kl(target_logits, logits) * valid).sum()
-        loss = policy + params.baseline_cost * baseline + params.entropy_cost * entropy
+        loss = policy + params.baseline_cost * baseline - params.entropy_cost * entropy
         if params.kl_coefficient:
             loss = loss + self._kl_coefficient * target_kl
-        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy, "values": values.sum()}
+        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": entropy, "values": values.sum()}
         statistics |= {"target_abs_log_ratio": ((log_probs - target_log_probs).abs() * valid).sum()}
         statistics |= {"target_kl": target_kl, "steps": valid.sum()}
         return Loss(loss, statistics)

@@ -18,13 +18,7 @@ from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgentParams, SumLossAgent
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
-from core.ops.policy_losses import (
-    baseline_loss,
-    entropy_loss,
-    policy_cloning_loss,
-    policy_gradient_loss,
-    value_cloning_loss,
-)
+from core.ops.policy_losses import baseline_loss, masked_sum, policy_gradient_loss, value_cloning_loss
 from core.ops.vtrace import implied_policy, vtrace
 from core.specs import Discrete
 from core.types import Batch
@@ -103,15 +97,15 @@ class Impala(SumLossAgent):
         replayed = included & ~fresh
         policy = policy_gradient_loss(log_probs, returns.advantages, included)
         baseline = baseline_loss(values[:-1], returns.targets, included)
-        entropy = entropy_loss(entropies, fresh if params.relevance != "none" else valid)
-        loss = policy + params.baseline_cost * baseline + params.entropy_cost * entropy
+        entropy = masked_sum(entropies, fresh if params.relevance != "none" else valid)
+        loss = policy + params.baseline_cost * baseline - params.entropy_cost * entropy
         if params.policy_cloning_cost:
-            divergences = self.policy.kl(behaviour_logits, logits)
-            loss = loss + params.policy_cloning_cost * policy_cloning_loss(divergences, replayed)
+            cloning = masked_sum(self.policy.kl(behaviour_logits, logits), replayed)  # KL(mu || pi) (1811.11682)
+            loss = loss + params.policy_cloning_cost * cloning
         if params.value_cloning_cost:
             cloning = value_cloning_loss(values[:-1], behaviour_values, replayed)
             loss = loss + params.value_cloning_cost * cloning
-        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": -entropy_loss(entropies, valid)}
+        statistics = {"policy_loss": policy, "baseline_loss": baseline, "entropy": masked_sum(entropies, valid)}
         behaviour_kl = self.policy.kl(logits.detach(), behaviour_logits)
         statistics |= {"values": values.sum(), "behaviour_kl": (behaviour_kl * valid).sum()}
         statistics |= {"on_policy_fraction": fresh.sum(), "trusted_fraction": included.sum(), "steps": valid.sum()}

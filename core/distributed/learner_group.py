@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from core.agent import Agent
 
@@ -298,21 +299,10 @@ class SyncChecker:
 def state_digest(state: Mapping[str, Any]) -> int:
     """Return a digest of all tensors and plain values of a state: 64 bits with sign."""
     digest = hashlib.blake2b(digest_size=8)
-    for leaf in _leaves(state):
+    for path, leaf in pytree.tree_leaves_with_path(state):
+        digest.update(pytree.keystr(path).encode())
         if isinstance(leaf, Tensor):
             digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         else:
             digest.update(repr(leaf).encode())
     return int.from_bytes(digest.digest(), signed=True)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield key
-            yield from _leaves(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value

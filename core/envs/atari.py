@@ -144,7 +144,7 @@ class AtariEnv(Env):
     ):
         name, rules = resolve_name(game, atari_games()), params.rules()
         self._emulator = _emulator(params, name, num_envs, num_threads, render_mode)
-        self._num_envs, self._max_steps, self._render_mode = num_envs, params.max_steps, render_mode
+        self._num_envs, self._max_steps = num_envs, params.max_steps
         self._life_loss = training and rules.life_loss
         self._clipping = params.reward_clipping if training else "none"
         actions = [action.name for action in self._emulator.ale.get_action_set()]
@@ -203,8 +203,6 @@ class AtariEnv(Env):
         return TimeStep(self._stacked(observation), reward, discount, first, self._ended, raw_reward)
 
     def render(self) -> np.ndarray:
-        if self._render_mode != "rgb_array":
-            return super().render()
         return np.asarray(self._emulator.render())
 
     def close(self) -> None:

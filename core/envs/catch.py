@@ -44,7 +44,7 @@ class CatchEnv(Env):
     ):
         if render_mode == "human":
             raise ValueError('catch opens no window; use --record, or render_mode "rgb_array"')
-        self._params, self._num_envs, self._render_mode, self._actions = params, num_envs, render_mode, Discrete(3)
+        self._params, self._num_envs, self._actions = params, num_envs, Discrete(3)
         frame = ArraySpec((params.rows, params.columns, 2), "uint8")
         self.spec = EnvSpec(
             name=resolve_name(game, ("catch",)), frame=frame, frame_stack=0, action=self._actions, is_image=True
@@ -68,8 +68,6 @@ class CatchEnv(Env):
         return TimeStep(self._observation(), reward, 1 - self._ended.astype(np.float32), first, self._ended, reward)
 
     def render(self) -> np.ndarray:
-        if self._render_mode != "rgb_array":
-            return super().render()
         ball, paddle = np.moveaxis(self._observation()[0], -1, 0)
         picture = np.stack([ball, paddle, ball], -1) * 255
         return picture.repeat(PICTURE_SCALE, 0).repeat(PICTURE_SCALE, 1)

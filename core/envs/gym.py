@@ -109,7 +109,7 @@ class GymEnv(Env):
             CheckedEnv(each.env, env_ind, max_steps, repeat, convert, preprocess, read_mask)
             for env_ind, each in enumerate(made)
         ]
-        self._num_envs, self._render_mode = num_envs, render_mode
+        self._num_envs = num_envs
         self._stack: np.ndarray  # [E, S, *frame.shape] of the last step, oldest frame first
         self._clipping = params.reward_clipping if training else "none"
 
@@ -170,8 +170,6 @@ class GymEnv(Env):
         return self._envs[env_ind].success
 
     def render(self) -> np.ndarray:
-        if self._render_mode != "rgb_array":
-            return super().render()
         picture = self._envs[0].env.render()
         if not (isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3):
             returned = list(picture.shape) if isinstance(picture, np.ndarray) else type(picture).__name__

@@ -110,7 +110,11 @@ class ObservationConverter:
     def _vector(self, observation: Any) -> np.ndarray:
         vector = np.zeros(self.vector_size, np.float32)
         with np.errstate(over="ignore"):  # values too large for float32 become inf, which is reported below
-            for leaf, _, write in self._writes:
+            for leaf, place, write in self._writes:
+                if isinstance(leaf.space, spaces.Box):
+                    array = self._array(leaf, observation).reshape(-1)
+                    vector[place] = array / np.float32(255) if leaf.is_bytes else array
+                    continue
                 try:
                     write(leaf.value_in(observation), vector)
                 except (TypeError, ValueError, LookupError) as error:
@@ -270,13 +274,11 @@ def _max_magnitude(space: Space, size: int) -> np.ndarray:
 
 # parts of a vector ----------------------------------------------------------------------------------------------------
 def _writer(space: Space, place: slice) -> Write:
-    """Return a function that writes a value of the space into this range of a vector of zeros."""
+    """Return a function that writes a value of the space, which is no Box, into this range of a vector of zeros."""
     if isinstance(space, spaces.Discrete):
         return _discrete_writer(space, place.start)
     if isinstance(space, spaces.MultiDiscrete):
         return _multi_discrete_writer(space, place.start)
-    if isinstance(space, spaces.Box | spaces.MultiBinary):
-        return _array_writer(space, place)
     return _flattened_writer(space, place)
 
 
@@ -308,23 +310,10 @@ def _multi_discrete_writer(space: spaces.MultiDiscrete, begin: int) -> Write:
     return write
 
 
-def _array_writer(space: spaces.Box | spaces.MultiBinary, place: slice) -> Write:
-    shape, bytes_only, binary = space.shape, space.dtype == np.uint8, isinstance(space, spaces.MultiBinary)
-    kinds = "biu" if binary else "fiub"
-
-    def write(value: Any, vector: np.ndarray) -> None:
-        array = np.asarray(value)
-        if array.shape != shape or array.dtype.kind not in kinds or (bytes_only and array.dtype != np.uint8):
-            raise ValueError(value)
-        if binary and not ((array == 0) | (array == 1)).all():
-            raise ValueError(value)
-        vector[place] = array.reshape(-1) / np.float32(255) if bytes_only else array.reshape(-1)
-
-    return write
-
-
 def _flattened_writer(space: Space, place: slice) -> Write:
     def write(value: Any, vector: np.ndarray) -> None:
+        if isinstance(space, spaces.MultiBinary) and not space.contains(value):
+            raise ValueError(value)
         try:
             array = np.asarray(spaces.flatten(space, value))
         except Exception as error:  # flatten can raise anything for a value that is not of the space

@@ -56,7 +56,7 @@ class MinAtarEnv(Env):
         name = resolve_name(game, GAMES)
         self._games = [_game_module(name).Env(ramping=params.difficulty_ramping) for _ in range(num_envs)]
         self._actions = np.array(self._games[0].minimal_action_set() if params.minimal_action_set else range(6))
-        self._params, self._num_envs, self._render_mode = params, num_envs, render_mode
+        self._params, self._num_envs = params, num_envs
         self._clipping = params.reward_clipping if training else "none"
         self._discrete = Discrete(len(self._actions))
         frame = ArraySpec(tuple(self._games[0].state_shape()), "uint8")
@@ -100,8 +100,6 @@ class MinAtarEnv(Env):
         return TimeStep(self._observation(), reward, discount, first, self._ended, raw_reward)
 
     def render(self) -> np.ndarray:
-        if self._render_mode != "rgb_array":
-            return super().render()
         state = self._games[0].state()  # [10, 10, C] bool
         planes = np.arange(1, state.shape[2] + 1)
         top = (state * planes).max(2)  # the plane with the highest index covers the others

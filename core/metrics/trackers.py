@@ -19,7 +19,6 @@ from core.runtime.options import RunOptions
 
 MAX_WAITING_PERIODS = 500  # that a tracker may be behind
 MAX_PARAM_CHARACTERS = 500  # of an MLflow parameter
-PARAMS_PER_REQUEST, METRICS_PER_REQUEST = 100, 1_000  # limits of MLflow's log_batch
 
 
 class WandbTracker:
@@ -83,8 +82,7 @@ class MlflowTracker:
         run = self._client.create_run(experiment_id, run_name=signature, tags={"signature": signature})
         self._run_id = run.info.run_id
         params = [Param(key, str(value)[:MAX_PARAM_CHARACTERS]) for key, value in dotted(options.to_dict()).items()]
-        for start in range(0, len(params), PARAMS_PER_REQUEST):
-            self._client.log_batch(self._run_id, params=params[start : start + PARAMS_PER_REQUEST])
+        self._client.log_batch(self._run_id, params=params)
 
     def write(self, records: list[Record]) -> None:
         metrics = [
@@ -92,8 +90,7 @@ class MlflowTracker:
             for record in records
             if math.isfinite(record.value)
         ]
-        for start in range(0, len(metrics), METRICS_PER_REQUEST):
-            self._client.log_batch(self._run_id, metrics=metrics[start : start + METRICS_PER_REQUEST])
+        self._client.log_batch(self._run_id, metrics=metrics)
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)

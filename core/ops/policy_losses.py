@@ -51,7 +51,7 @@ def policy_gradient_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) ->
         mask: [T, B] bool.
     """
     check_shapes("T, B", log_probs, advantages, mask)
-    return _masked_sum(-log_probs * advantages.detach(), mask)
+    return masked_sum(-log_probs * advantages.detach(), mask)
 
 
 def baseline_loss(values: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
@@ -60,19 +60,7 @@ def baseline_loss(values: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
     The paper's gradient has no factor 2, so the half is that of IMPALA's own code (scalable_agent).
     """
     check_shapes("T, B", values, targets, mask)
-    return 0.5 * _masked_sum((targets.detach() - values) ** 2, mask)
-
-
-def entropy_loss(entropies: Tensor, mask: Tensor) -> Tensor:
-    """Compute the negative sum of entropies [T, B] with a mask [T, B]."""
-    check_shapes("T, B", entropies, mask)
-    return -_masked_sum(entropies, mask)
-
-
-def policy_cloning_loss(divergences: Tensor, mask: Tensor) -> Tensor:
-    """Compute sum KL(mu || pi) over replayed steps (CLEAR, 1811.11682, section 3). Both arguments are [T, B]."""
-    check_shapes("T, B", divergences, mask)
-    return _masked_sum(divergences, mask)
+    return 0.5 * masked_sum((targets.detach() - values) ** 2, mask)
 
 
 def value_cloning_loss(values: Tensor, behaviour_values: Tensor, mask: Tensor) -> Tensor:
@@ -81,7 +69,7 @@ def value_cloning_loss(values: Tensor, behaviour_values: Tensor, mask: Tensor) -
     All arguments are [T, B].
     """
     check_shapes("T, B", values, behaviour_values, mask)
-    return _masked_sum((values - behaviour_values.detach()) ** 2, mask)
+    return masked_sum((values - behaviour_values.detach()) ** 2, mask)
 
 
 def clipped_surrogate(
@@ -163,7 +151,9 @@ def adapted_kl_coefficient(coefficient: Tensor, measured: Tensor, target: float)
     return torch.where(measured > 1.5 * target, coefficient * 2, lowered)
 
 
-def _masked_sum(terms: Tensor, mask: Tensor) -> Tensor:
+def masked_sum(terms: Tensor, mask: Tensor) -> Tensor:
+    """Return the sum of terms [T, B] over the steps whose mask [T, B] is True."""
+    check_shapes("T, B", terms, mask)
     if mask.dtype != torch.bool:
         raise ValueError(f"a mask is bool, not {mask.dtype}")
     return torch.where(mask, terms, 0.0).sum()

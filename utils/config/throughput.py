@@ -7,7 +7,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -65,11 +65,11 @@ def measure(options: Options, spec: EnvSpec, seconds: float) -> tuple[StepCosts,
         return bool(batches)
 
     threads = 1 if options.engine == "inline" else learner_threads(options)
-    with _threads(1):
-        act = _acting(options, spec, seconds, has_window)
-    with _threads(threads):
-        agent = options.make_agent(spec, options.device, options.learner.precision)
-        update, sound, output = _updating(agent, batches[0], seconds)
+    torch.set_num_threads(1)
+    act = _acting(options, spec, seconds, has_window)
+    torch.set_num_threads(threads)
+    agent = options.make_agent(spec, options.device, options.learner.precision)
+    update, sound, output = _updating(agent, batches[0], seconds)
     return StepCosts(act, update, sound, len(os.sched_getaffinity(0)), threads), agent, output, batches[0]
 
 
@@ -99,8 +99,8 @@ def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Option
                 return
 
     try:
-        with _threads(1):
-            best, measured = choose(rates())
+        torch.set_num_threads(1)
+        best, measured = choose(rates())
     except Exception as error:  # User classes may raise anything.
         problem = f"num_envs_per_actor=0: environments cannot be tried out: {describe_exception(error)}"
         raise ConfigurationError(problem) from error
@@ -123,17 +123,6 @@ def choose(rates: Iterable[tuple[int, float]]) -> tuple[int, dict[int, float]]:
         if without_gain == PATIENCE:
             break
     return best, measured
-
-
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Limit torch to this many threads within the context."""
-    previous = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(previous)
 
 
 def steps_per_second(options: Options, costs: StepCosts, samples_per_window: int) -> float:

@@ -14,9 +14,7 @@ mean of each run's evaluations after 80 % of its steps. Needs matplotlib: pip in
 
 import argparse
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +53,14 @@ def main(arguments: Sequence[str]) -> int:
     if options.summary and given:
         raise ConfigurationError(f"--summary always draws scores over games: leave out {', '.join(given)}")
     output, formats = files(options)
-    with _refusing_unwritable(output):
-        folder = next(folder for folder in output.absolute().parents if folder.exists())  # or where it has to be made
-        tempfile.TemporaryFile(dir=folder).close()
     figure, runs = _summary(options) if options.summary else _curves(options)
-    with _refusing_unwritable(output):
+    try:
         written = save(figure, output, formats)
         if options.csv:
             written.append(output.with_name(f"{output.name}.csv"))
             write_csv(written[-1], runs, KEPT)
+    except OSError as error:
+        raise ConfigurationError(f"--output {output} cannot be written: {error}") from None
     print("\n".join(map(str, written)))
     return 0
 
@@ -79,14 +76,6 @@ def files(options: argparse.Namespace) -> tuple[Path, Sequence[str]]:
     if named in FORMATS:
         return path.with_suffix(""), list(dict.fromkeys([named, *(options.formats or ())]))
     return path, options.formats or ["png", "svg"]
-
-
-@contextmanager
-def _refusing_unwritable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigurationError(f"--output {path} cannot be written: {error.strerror or error}") from None
 
 
 def _curves(options: argparse.Namespace) -> tuple[Any, list[Run]]:

@@ -119,8 +119,6 @@ def test_bad_options_are_refused_when_the_environment_is_made():
         MinAtarEnv(MinAtarParams(sticky_action_prob=1.5), "breakout", 1)
     with pytest.raises(ValueError, match="no window"):
         MinAtarEnv(MinAtarParams(), "breakout", 1, render_mode="human")
-    with pytest.raises(NotImplementedError):
-        MinAtarEnv(MinAtarParams(), "breakout", 1).render()
 
 
 def test_a_missing_package_names_the_pip_command(monkeypatch):

@@ -14,10 +14,9 @@ from core.ops.policy_losses import (
     clipped_surrogate,
     clipped_value_loss,
     entropies_of,
-    entropy_loss,
     kl,
     log_probs_of,
-    policy_cloning_loss,
+    masked_sum,
     policy_gradient_loss,
     value_cloning_loss,
 )
@@ -76,15 +75,15 @@ def test_baseline_loss_is_half_the_squared_error_to_the_target():
     assert to_targets is None
 
 
-def test_entropy_loss_is_the_negative_entropy():
+def test_entropies_are_summed_over_the_mask():
     rows = torch.ones(1, 2, dtype=torch.bool)
-    assert float(entropy_loss(entropies_of(logits_of([0.5, 0.5], [0.9, 0.1])), rows)) == pytest.approx(
-        -log(2) + 0.9 * log(0.9) + 0.1 * log(0.1)
+    assert float(masked_sum(entropies_of(logits_of([0.5, 0.5], [0.9, 0.1])), rows)) == pytest.approx(
+        log(2) - 0.9 * log(0.9) - 0.1 * log(0.1)
     )
     logits = normal(5, T, B, A)
     pi = probabilities(logits)
-    expected = pi * (np.log(pi) - (pi * np.log(pi)).sum(-1, keepdims=True))  # d (sum pi log pi) / dz
-    (to_logits,) = gradient(entropy_loss(entropies_of(logits), MASK), logits)
+    expected = pi * ((pi * np.log(pi)).sum(-1, keepdims=True) - np.log(pi))  # d (- sum pi log pi) / dz
+    (to_logits,) = gradient(masked_sum(entropies_of(logits), MASK), logits)
     np.testing.assert_allclose(to_logits, MASK.numpy()[..., None] * expected, atol=1e-12)
 
 
@@ -97,9 +96,9 @@ def test_kl_is_taken_from_the_first_to_the_second():
 def test_policy_cloning_is_the_kl_from_behaviour_to_policy():
     pi, mu, rows = logits_of([0.5, 0.5]), logits_of([0.9, 0.1]), torch.ones(1, 1, dtype=torch.bool)
     # the opposite is .511
-    assert float(policy_cloning_loss(kl(mu, pi), rows)) == pytest.approx(0.9 * log(1.8) + 0.1 * log(0.2))
+    assert float(masked_sum(kl(mu, pi), rows)) == pytest.approx(0.9 * log(1.8) + 0.1 * log(0.2))
     logits, behaviour = normal(6, T, B, A), normal(7, T, B, A)
-    to_logits, to_behaviour = gradient(policy_cloning_loss(kl(behaviour.detach(), logits), MASK), logits, behaviour)
+    to_logits, to_behaviour = gradient(masked_sum(kl(behaviour.detach(), logits), MASK), logits, behaviour)
     expected = probabilities(logits) - probabilities(behaviour)  # d (- sum mu log pi) / dz
     np.testing.assert_allclose(to_logits, MASK.numpy()[..., None] * expected, atol=1e-12)
     assert to_behaviour is None
@@ -123,9 +122,9 @@ def test_cloning_replayed_columns_ignores_fresh_ones():
         normal(13, T, B),
     )
     replayed = torch.tensor([False, True, True]).expand(T, B)
-    loss = policy_cloning_loss(kl(behaviour, logits), replayed) + value_cloning_loss(values, behaviour_values, replayed)
+    loss = masked_sum(kl(behaviour, logits), replayed) + value_cloning_loss(values, behaviour_values, replayed)
     alone = torch.ones(T, 2, dtype=torch.bool)
-    expected = policy_cloning_loss(kl(behaviour, logits)[:, 1:], alone) + value_cloning_loss(
+    expected = masked_sum(kl(behaviour, logits)[:, 1:], alone) + value_cloning_loss(
         values[:, 1:], behaviour_values[:, 1:], alone
     )
     assert float(loss.detach()) == pytest.approx(float(expected.detach()))
@@ -243,7 +242,7 @@ def test_shapes_that_do_not_fit_are_refused():
         lambda: value_cloning_loss(rows, rows, MASK[0]),
         lambda: log_probs_of(logits, actions[1:]),
         lambda: policy_gradient_loss(rows, rows[:1], MASK),
-        lambda: entropy_loss(rows, MASK[:, :1]),
+        lambda: masked_sum(rows, MASK[:, :1]),
         lambda: clipped_surrogate(rows, rows, rows, rows[:1], 0.2),
         lambda: clipped_policy_loss(rows, rows[:1], 0.2),
         lambda: clipped_value_loss(rows, rows[:1], rows, 0.2),

@@ -364,7 +364,11 @@ def test_files_have_the_name_of_the_output(runs, tmp_path, monkeypatch, words, n
 
 @pytest.mark.parametrize(
     "output, reason",
-    [("/proc/x", "No such file or directory"), ("note.txt/x", "Not a directory"), ("x", "Is a directory")],
+    [
+        ("/proc/x", "[Errno 2] No such file or directory: '/proc/x.png'"),
+        ("note.txt/x", "[Errno 17] File exists: 'note.txt'"),
+        ("x", "[Errno 21] Is a directory: 'x.png'"),
+    ],
 )
 def test_an_output_that_cannot_be_written_is_refused(runs, tmp_path, monkeypatch, capsys, output, reason):
     monkeypatch.chdir(tmp_path)
