@@ -111,7 +111,7 @@ def make_update(
         def compiled_work(work: Callable[[], None], cycle: int) -> CompiledCallable:
             return CompiledCallable(work, cycle, ROOT / ".cache" / "compiled")
 
-        updates = GraphedUpdate(agent, StagedBatches(agent, agent.device), capture=False, compiled=compiled_work)
+        updates = GraphedUpdate(agent, StagedBatches(agent.device), capture=False, compiled=compiled_work)
     if by_onednn is None:
         by_onednn = not bf16 and has_large_products(agent.model, agent.params.batch_size * agent.samples_per_window)
     products = "bf16" if use_onednn_products(by_onednn) else "ieee"

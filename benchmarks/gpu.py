@@ -29,7 +29,6 @@ from benchmarks.sides import description, write
 from benchmarks.training import RESULTS, after_start, rate, train
 from core.acting.graphed_inference import with_graphed_forward
 from core.agent import Agent, Exploration
-from core.learning.batch_source import InPlaceBatchSource
 from core.learning.precision import precision_on, use_tf32
 from core.learning.updates import DeviceReplayBatches, GraphedUpdate, StagedBatches
 from core.memory import Memory
@@ -180,18 +179,19 @@ def update(options: Options, agent: Agent, memory: Memory, capture: bool) -> Cal
     agent.init_learner()
     if options.learner.replay_device == "learner":
         resident = memory.device_class(memory, device)  # type: ignore[misc]
-        source, count = InPlaceBatchSource(resident), options.learner.updates_per_graph_launch
-        batches = DeviceReplayBatches(agent, resident, options.agent.batch_size, count, device)
+        count = options.learner.updates_per_graph_launch
+        batches = DeviceReplayBatches(resident, options.agent.batch_size, count, device)
         learn = GraphedUpdate(agent, batches, capture=capture)
 
         def from_rows() -> int:
-            learn(source.get(0.0))  # type: ignore[arg-type]
+            resident.refresh()
+            learn(resident)
             return learn.updates_per_call
 
         return from_rows
     batch, staged = (
         memory.sample(options.agent.batch_size),
-        GraphedUpdate(agent, StagedBatches(agent, device), capture=capture),
+        GraphedUpdate(agent, StagedBatches(device), capture=capture),
     )
     assert batch is not None
 

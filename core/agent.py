@@ -256,7 +256,11 @@ class Agent(ABC):
 
     def _make_target(self) -> Model:
         """Return a frozen copy of the model."""
-        return copy.deepcopy(self.model).requires_grad_(False)
+        target = copy.deepcopy(self.model).requires_grad_(False)
+        for module in target.modules():
+            if isinstance(module, torch.nn.RNNBase):
+                module.flatten_parameters()  # of which cuDNN wants one block, and a copy has many
+        return target
 
     def n_step_transitions(self, window: Window, gamma: float, n_step: int | None = None) -> TransitionBatch:
         """Return preprocessed n-step transitions of B windows, on the agent's device.

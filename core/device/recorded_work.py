@@ -76,7 +76,8 @@ class CudaGraphCallable:
         with (
             _nothing_freed(),
             torch.cuda.device(self._device),
-            torch.cuda.graph(graph, capture_error_mode="thread_local"),
+            # by default, one stream would serve all devices
+            torch.cuda.graph(graph, stream=torch.cuda.Stream(self._device), capture_error_mode="thread_local"),
         ):
             self._work()
         return graph

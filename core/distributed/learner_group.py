@@ -9,8 +9,8 @@
 import hashlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -101,8 +101,11 @@ class LearnerGroup(ABC):
                 schedules, and buffers that a forward pass changes, may have been.
         """
         self._has_exchanged, self._pending = False, []
-        with active_group(self):
+        token = _GROUP.set(self)
+        try:
             return function()
+        finally:
+            _GROUP.reset(token)
 
     def sum(self, tensor: Tensor) -> None:
         """Replace the values of a tensor by the sum of all learners' tensors, bit for bit the same for all learners.
@@ -184,16 +187,6 @@ class SingleLearner(LearnerGroup):
 
     def _start(self, tensor: Tensor) -> Callable[[], None]:
         return lambda: None  # with one learner, the tensor already is the sum
-
-
-@contextmanager
-def active_group(group: LearnerGroup) -> Iterator[None]:
-    """Let `all_reduce_sum` and `all_reduce_mean` exchange within this group."""
-    token = _GROUP.set(group)
-    try:
-        yield
-    finally:
-        _GROUP.reset(token)
 
 
 def group_of_several() -> LearnerGroup | None:

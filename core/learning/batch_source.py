@@ -1,4 +1,4 @@
-"""Give a learner the batches of its updates: sampled ahead in a thread, or from a replay on its device."""
+"""Sample the batches of a learner's updates ahead, in a thread."""
 
 import threading
 import time
@@ -10,40 +10,8 @@ from typing import Any
 import numpy as np
 
 from core.device.torch_runtime import use_threads
-from core.memory import DeviceMemory, Memory
+from core.memory import Memory
 from core.types import Batch, SampleIds, slice_batch
-
-
-class InPlaceBatchSource:
-    """Give a device replay itself as the batch: updates sample from it and write its priorities (GraphedUpdate)."""
-
-    starved = takes_priorities = False
-
-    def __init__(self, memory: DeviceMemory):
-        self._memory = memory
-
-    def get(self, timeout: float) -> Any:
-        """Return the memory with all that actors have written, or None while there is nothing to sample."""
-        return self._memory if self._memory.refresh() else None
-
-    def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
-        pass
-
-    def put_back(self, memory: Any) -> None:
-        pass
-
-    def ready_batches(self) -> list[Batch]:
-        return []
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        return function()
-
-    def statistics(self) -> dict[str, float]:
-        return {}
-
-    def close(self) -> None:
-        pass
-
 
 RETRY_SECONDS = 0.005  # between attempts while the memory has nothing to sample
 
@@ -226,6 +194,3 @@ def _perform(function: Callable[[], Any], result: Future[Any] | None) -> None:
         result.set_result(function())
     except BaseException as error:
         result.set_exception(error)
-
-
-BatchSource = Prefetcher | InPlaceBatchSource

@@ -1,6 +1,6 @@
 """Compute the gradient of a batch: whole or from microbatches, and summed with those of other learners.
 
-Within `use_microbatches`, a batch that runs out of memory is halved until its microbatches fit. The optimiser steps
+While MICROBATCHER is set, a batch that runs out of memory is halved until its microbatches fit. The optimiser steps
 after the last one, so the update equals that of the whole batch: one step, one count, one clipped norm, one exchange
 between learners.
 
@@ -111,16 +111,6 @@ class MicroBatcher:
         computed = [each.priorities for each in losses if each.priorities is not None]
         total_loss = torch.stack([each.loss for each in losses]).sum()
         return Loss(total_loss, summed, torch.cat(computed) if computed else None)
-
-
-@contextmanager
-def use_microbatches(microbatcher: MicroBatcher) -> Iterator[None]:
-    """Let `Optimizer.set_gradients` compute gradients from microbatches that fit into memory."""
-    token = MICROBATCHER.set(microbatcher)
-    try:
-        yield
-    finally:
-        MICROBATCHER.reset(token)
 
 
 class GradientExchange:

@@ -256,7 +256,7 @@ class Optimizer:
     def set_gradients(self, total: int, differentiate: Differentiate) -> Loss:
         """Set the gradients to those of a batch of `total` windows, computed by `differentiate`.
 
-        Within `use_microbatches`, they are computed from microbatches if the whole batch does not fit.
+        While MICROBATCHER is set, they are computed from microbatches if the whole batch does not fit.
         """
         if (microbatcher := MICROBATCHER.get()) is None:
             return differentiate(None)

@@ -144,6 +144,7 @@ class Bfloat16Weights:
         # Graph launches and compiled updates change weights without Python: each forward pass must contain the copy.
         if not unchanged or is_recording() or any(weight.is_cuda for weight in weights):
             # Later calls use the copies with and without gradients, whatever the mode of this one is.
+            self._copies = []  # before new ones: their graphs keep gradient accumulators, which belong to a stream
             with torch.inference_mode(False), torch.enable_grad():
                 self._copies = [weight.to(torch.bfloat16) for weight in weights]
             self._weights, self._versions = weights, versions

@@ -8,19 +8,20 @@ priorities.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from core.agent import Agent, LearnerOutput
 from core.device.recorded_work import CudaGraphCallable
 from core.device.torch_runtime import upload_all
-from core.learning.gradients import MicroBatcher, use_microbatches
+from core.learning.batch_source import Prefetcher
+from core.learning.gradients import MICROBATCHER, MicroBatcher
 from core.memory import DeviceMemory
 from core.model import disable_host_sync
-from core.types import Batch, tree_leaves, tree_map
+from core.types import Batch, SampleIds, tree_leaves, tree_map
 
 
 class MetricAccumulator:
@@ -97,61 +98,50 @@ class EagerMetricAccumulator:
         return {**means, "nonfinite_updates": float(self._skipped)}
 
 
-class StoredBuffers:
-    """Keep the buffers of an agent's networks that checkpoints store, to put them back after a skipped update.
+class _Updates:
+    """Call an agent's `learn`, and put back what a skipped update changed in the buffers that checkpoints store.
 
     BatchNorm changes its statistics in the forward pass, before the loss is known not to be finite.
     """
 
-    def __init__(self, agent: Agent):
-        self._buffers = [buffer for network in _networks_of(agent) for buffer in _buffers_of(network)]
+    def __init__(self, agent: Agent, metrics: EagerMetricAccumulator | MetricAccumulator):
+        self._agent, self.metrics = agent, metrics
+        self._networks = [part for part in agent.checkpoint_parts().values() if isinstance(part, nn.Module)]
+        self._buffers = [
+            buffer
+            for network, stored in ((network, network.state_dict()) for network in self._networks)
+            for name, buffer in network.named_buffers()
+            if name in stored
+        ]
 
-    def copies(self) -> list[Tensor]:
-        """Return copies of the values before an update."""
-        return [buffer.clone() for buffer in self._buffers]
-
-    @torch.no_grad()
-    def restore(self, copies: list[Tensor], skipped: bool | Tensor) -> None:
-        """Put the values back if the update was skipped, which is a tensor where Python may not read it."""
-        if isinstance(skipped, Tensor):
-            for buffer, old in zip(self._buffers, copies, strict=True):
-                torch.where(skipped, old, buffer, out=buffer)
-        elif skipped:
-            for buffer, old in zip(self._buffers, copies, strict=True):
-                buffer.copy_(old)
-
-
-def _networks_of(agent: Agent) -> list[nn.Module]:
-    return [part for part in agent.checkpoint_parts().values() if isinstance(part, nn.Module)]
-
-
-def _buffers_of(network: nn.Module) -> list[Tensor]:
-    """Return the buffers of a network that its state contains."""
-    stored = network.state_dict().keys()
-    return [buffer for name, buffer in network.named_buffers() if name in stored]
+    def _learn(self, batch: Batch) -> LearnerOutput:
+        before = [buffer.clone() for buffer in self._buffers]
+        output = self._agent.learn(batch)
+        if output.skipped is not False:  # which is a tensor where Python may not read it
+            with torch.no_grad():
+                for buffer, old in zip(self._buffers, before, strict=True):
+                    skipped = torch.as_tensor(output.skipped, device=buffer.device)
+                    torch.where(skipped, old, buffer, out=buffer)
+        self.metrics.add(output)
+        return output
 
 
-class EagerUpdates:
+class EagerUpdates(_Updates):
     """Call `agent.learn` once a batch. With `microbatch_on_oom`, batches that exceed the GPU's memory are split."""
 
     updates_per_call = 1
     is_planned = False
 
     def __init__(self, agent: Agent, microbatch_on_oom: bool):
-        self._agent, self._microbatcher = agent, MicroBatcher() if microbatch_on_oom else None
-        self._buffers, self.metrics = StoredBuffers(agent), EagerMetricAccumulator()
+        super().__init__(agent, EagerMetricAccumulator())
+        self._microbatcher = MicroBatcher() if microbatch_on_oom else None
 
     def __call__(self, batch: Batch) -> LearnerOutput:
-        before = self._buffers.copies()
-        with nullcontext() if self._microbatcher is None else use_microbatches(self._microbatcher):
-            output = self._agent.learn(batch)
-        self._buffers.restore(before, output.skipped)
-        self.metrics.add(output)
-        return output
-
-    def count_samples(self, batch: Batch) -> int:
-        """Return the agent steps that a call with this batch learned from."""
-        return self._agent.count_samples(batch)
+        token = MICROBATCHER.set(self._microbatcher)
+        try:
+            return self._learn(batch)
+        finally:
+            MICROBATCHER.reset(token)
 
     def statistics(self) -> dict[str, float]:
         """Return mean metrics; with microbatches also `batch_size`, the windows of one gradient."""
@@ -170,8 +160,8 @@ class StagedBatches:
     updates_per_call = 1
     generators = ()
 
-    def __init__(self, agent: Agent, device: torch.device):
-        self._agent, self.device = agent, device
+    def __init__(self, device: torch.device):
+        self.device = device
         self._batch: Batch | None = None
         # Of the last update, [B], for the caller to write.
         self.priorities: Tensor | None = None
@@ -196,22 +186,49 @@ class StagedBatches:
         else:
             self.priorities.copy_(priorities)
 
-    def count_samples(self, batch: Batch) -> int:
-        return self._agent.count_samples(batch)
-
 
 class DeviceReplayBatches:
-    """Sample each batch from a replay on the device and write its priorities there, for `updates_per_call` updates."""
+    """Sample each batch from a replay on the device and write its priorities there, for `updates_per_call` updates.
+
+    To the learner, which asks it for batches as it asks a Prefetcher, the replay itself is the batch.
+    """
 
     priorities: Tensor | None = None
+    starved = takes_priorities = False
 
-    def __init__(
-        self, agent: Agent, memory: DeviceMemory, batch_size: int, updates_per_call: int, device: torch.device
-    ):
-        self._agent, self._memory, self._batch_size, self.device = agent, memory, batch_size, device
-        self.updates_per_call = updates_per_call
+    def __init__(self, memory: DeviceMemory, batch_size: int, updates_per_call: int, device: torch.device):
+        self._memory, self._batch_size, self.updates_per_call, self.device = (
+            memory,
+            batch_size,
+            updates_per_call,
+            device,
+        )
         self.generators = (memory.generator,)
 
+    # for the learner --------------------------------------------------------------------------------------------------
+    def get(self, timeout: float) -> Any:
+        """Return the memory with all that actors have written, or None while there is nothing to sample."""
+        return self._memory if self._memory.refresh() else None
+
+    def update_priorities(self, keys: SampleIds, priorities: np.ndarray) -> None:
+        """Do nothing: updates write their priorities."""
+
+    def put_back(self, memory: Any) -> None:
+        """Do nothing: the memory stays the next batch."""
+
+    def ready_batches(self) -> list[Batch]:
+        return []
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+    def statistics(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        """Do nothing: there is no thread."""
+
+    # for updates ------------------------------------------------------------------------------------------------------
     def load(self, memory: DeviceMemory) -> None:
         """Plan what changes between samples. This is not captured."""
         memory.plan(self.updates_per_call)
@@ -224,12 +241,8 @@ class DeviceReplayBatches:
         if priorities is not None:
             self._memory.update_priorities(self._leaf_indices, priorities)
 
-    def count_samples(self, memory: DeviceMemory) -> int:
-        """Return all steps learnt from, also those that end an episode: counting them would wait for the device."""
-        return self.updates_per_call * self._batch_size * self._agent.samples_per_window
 
-
-class GraphedUpdate:
+class GraphedUpdate(_Updates):
     """Run one or several updates a call.
 
     - Learning rates and all else that changes between updates in a known way are scheduled on the device before each
@@ -253,19 +266,19 @@ class GraphedUpdate:
         capture: bool,
         compiled: Callable[[Callable[[], None], int], Callable[[], None]] | None = None,
     ):
-        self._agent, self._batches, self.updates_per_call = agent, batches, batches.updates_per_call
+        self._batches, self.updates_per_call = batches, batches.updates_per_call
         self.is_planned = can_capture(type(agent), agent.params, self.updates_per_call) or compiled is not None
         if capture and not self.is_planned:
             raise ValueError(f"{self.updates_per_call} updates of {type(agent).__name__} at once cannot be captured")
+        super().__init__(agent, MetricAccumulator(batches.device))
         if self.is_planned:
-            for network in _networks_of(agent):
+            for network in self._networks:
                 disable_host_sync(network)
         self._launch: Callable[[], None] = self._run_updates  # in Python, also where their parts are compiled
         if capture:
             self._launch = CudaGraphCallable(self._run_updates, batches.device, batches.generators)
         elif compiled is not None and not agent.compile_parts(compiled):
             self._launch = compiled(self._run_updates, agent.update_cycle(agent.params))
-        self._buffers, self.metrics = StoredBuffers(agent), MetricAccumulator(batches.device)
 
     def __call__(self, batch: Any) -> LearnerOutput:
         """Launch the updates. On CUDA this returns before they finish; `statistics` reads their metrics."""
@@ -279,18 +292,12 @@ class GraphedUpdate:
 
     def _run_updates(self) -> None:
         for _ in range(self.updates_per_call):
-            before = self._buffers.copies()
-            output = self._agent.learn(self._batches.sample())
-            self._buffers.restore(before, output.skipped)
-            self._batches.finish_update(output.priorities)
-            self.metrics.add(output)
-
-    def count_samples(self, batch: Any) -> int:
-        return self._batches.count_samples(batch)
+            self._batches.finish_update(self._learn(self._batches.sample()).priorities)
 
     def statistics(self) -> dict[str, float]:
         """Return the mean metrics of the updates since the last call."""
         return self.metrics.take()
 
 
+BatchSource = Prefetcher | DeviceReplayBatches
 Updater = EagerUpdates | GraphedUpdate

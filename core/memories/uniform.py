@@ -243,25 +243,16 @@ class UniformMemory(Memory):
     def _draw(self, count: int) -> SampleIds | None:
         """Draw uniform starts; steps that are no starts are drawn again."""
         keys = SampleIds(np.zeros(count, np.int64), np.zeros(count, np.int64))
-        missing = np.ones(count, bool)
-        lasts = self.trajectories.flat("last")
-        for _ in range(ATTEMPTS):
-            drawn = self._draw_steps(int(missing.sum()))
-            if drawn is None:
-                return None
+        missing, lasts = np.ones(count, bool), self.trajectories.flat("last")
+        (low, high), num_envs = self._starts.valid_range(), self.layout.num_envs
+        ends = ((high - low) * num_envs).cumsum()
+        for _ in range(ATTEMPTS if ends[-1] else 0):
+            ranks = self.generator.integers(ends[-1], size=int(missing.sum()))
+            actors = ends.searchsorted(ranks, side="right")
+            from_end, envs = np.divmod(ends[actors] - 1 - ranks, num_envs)
+            drawn = SampleIds(actors * num_envs + envs, (high[actors] - 1 - from_end) * self._starts.stride)
             keys.env_ids[missing], keys.step_ids[missing] = drawn
             missing[missing] = self._starts.invalid_starts(lasts[self.trajectories.slots(*drawn)])
             if not missing.any():
                 return keys
         return None
-
-    def _draw_steps(self, count: int) -> SampleIds | None:
-        low, high = self._starts.valid_range()
-        ends = ((high - low) * self.layout.num_envs).cumsum()
-        if not ends[-1]:
-            return None
-        ranks = self.generator.integers(ends[-1], size=count)
-        actors = ends.searchsorted(ranks, side="right")
-        from_end, envs = np.divmod(ends[actors] - 1 - ranks, self.layout.num_envs)
-        step_ids = (high[actors] - 1 - from_end) * self._starts.stride
-        return SampleIds(actors * self.layout.num_envs + envs, step_ids)

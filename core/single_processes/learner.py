@@ -24,9 +24,17 @@ from core.common.files import folder_lock
 from core.device.recorded_work import CompiledCallable, missing_compiler
 from core.device.torch_runtime import use_threads
 from core.distributed.learner_group import LearnerGroup, LearnerStatus, PeerLostError, SingleLearner, SyncChecker
-from core.learning.batch_source import BatchSource, InPlaceBatchSource, Prefetcher
+from core.learning.batch_source import Prefetcher
 from core.learning.precision import has_large_images, has_large_products, precision_on, use_onednn_products, use_tf32
-from core.learning.updates import DeviceReplayBatches, EagerUpdates, GraphedUpdate, StagedBatches, Updater, can_capture
+from core.learning.updates import (
+    BatchSource,
+    DeviceReplayBatches,
+    EagerUpdates,
+    GraphedUpdate,
+    StagedBatches,
+    Updater,
+    can_capture,
+)
 from core.memory import DeviceMemory, Memory, batch_of, batch_state
 from core.metrics.profiler import Profile
 from core.runtime.context import Context
@@ -167,7 +175,11 @@ class _Learner:
             if not (updater.is_planned and np.isnan(priorities).all()):  # of a planned update that was skipped
                 batches.update_priorities(batch.keys, priorities)
             profile.mark("priorities")
-        context.counters.count_update(group.index, updater.count_samples(batch), updater.updates_per_call)
+        if isinstance(batch, Batch):
+            samples = self.agent.count_samples(batch)
+        else:  # a replay on the device, where counting the steps that end an episode would wait for the device
+            samples = updater.updates_per_call * context.options.batch_size * self.agent.samples_per_window
+        context.counters.count_update(group.index, samples, updater.updates_per_call)
         checker.updates += updater.updates_per_call
         if self.publishes and checker.updates % params.publish_period < updater.updates_per_call:
             context.parameters.publish(self.agent.model)
@@ -349,8 +361,8 @@ def _make_updater(
         count = params.updates_per_graph_launch
         wanted = on_gpu and params.cuda_graph != "off" and options.num_learners == 1
         capture = wanted and can_capture(type(agent), agent.params, count)
-        device_batches = DeviceReplayBatches(agent, memory, size, count, device)
-        return InPlaceBatchSource(memory), GraphedUpdate(agent, device_batches, capture=capture)
+        batches = DeviceReplayBatches(memory, size, count, device)
+        return batches, GraphedUpdate(agent, batches, capture=capture)
     depth = 0 if options.engine == "inline" else params.prefetch
     fitting = [batch for batch in ready_batches if len(batch.weights) == size and memory.window.fits(batch.window)]
     limiter = context.rate_limiter  # of which the thread keeps no context
@@ -358,12 +370,12 @@ def _make_updater(
         Prefetcher, memory, size, depth, params.batches_per_sample, fitting, lambda: limiter.is_warming_up
     )
     if params.cuda_graph == "on":
-        return prefetcher(), GraphedUpdate(agent, StagedBatches(agent, device), capture=on_gpu)
+        return prefetcher(), GraphedUpdate(agent, StagedBatches(device), capture=on_gpu)
     if not on_gpu and compiles_updates(options, agent):
         compiled = partial(
             CompiledCallable, cache=options.compile_cache, keep_waiting=partial(_is_running, context, index)
         )
-        return prefetcher(), GraphedUpdate(agent, StagedBatches(agent, device), capture=False, compiled=compiled)
+        return prefetcher(), GraphedUpdate(agent, StagedBatches(device), capture=False, compiled=compiled)
     updater = EagerUpdates(agent, params.microbatch_on_oom)
     if on_gpu or not _precomputes(context, agent):
         return prefetcher(), updater

@@ -21,6 +21,8 @@ from core.specs import ArraySpec
 from core.trajectory.ring_buffer import Layout, Trajectories, WindowGatherer
 
 COPY_BYTES = 64 << 20  # of frames in one copy
+# CUDA's operators index no unsigned numbers but bytes.
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 class DeviceRingBuffer(WindowGatherer[Tensor]):
@@ -97,19 +99,13 @@ class DeviceRingBuffer(WindowGatherer[Tensor]):
         """Return a field of steps (env_ids [K], step_ids [K]), [K, ...]."""
         return self._take(name, self.slots(on_device(env_ids, self.device), on_device(step_ids, self.device)))
 
-    def _array(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self.device)
-
-    def _tensor(self, array: Tensor) -> Tensor:
-        return array
-
     def _take(self, name: str, slots: Tensor) -> Tensor:
-        return self.tensors[name].flatten(0, 2)[slots]
+        tensor = self.tensors[name]
+        return tensor.view(SIGNED.get(tensor.dtype, tensor.dtype)).flatten(0, 2)[slots].view(tensor.dtype)
 
     def take_frames(self, env_ids: Tensor, step_ids: Tensor, slots: Tensor) -> Tensor:
         return self._take("frame", slots)
 
     def _clear(self, frames: Tensor, mask: Tensor) -> None:
         empty = mask.view(*mask.shape, *[1] * (frames.dim() - mask.dim()))
-        zero = torch.zeros((), dtype=frames.dtype, device=frames.device)
-        torch.where(empty, zero, frames, out=frames)  # masked_fill_ does not know uint16
+        frames.view(SIGNED.get(frames.dtype, frames.dtype)).masked_fill_(empty, 0)

@@ -212,23 +212,25 @@ class GatherThreadPool:
         return taken.reshape(*slots.shape, *frames.shape[1:])
 
 
-def first_valid_step(arrays: SharedArrays, ring_length: int, chunk_length: int) -> np.ndarray:
-    """Return the oldest step id of each actor that cannot have been overwritten until now, [num_actors] int64.
-
-    The chunk being written, its bootstrap step and the frame arena may overwrite older steps. A checkpoint may have
-    left them out.
-    """
-    overwritten = arrays["written"][:, 0] - ring_length + chunk_length + 1
-    first: np.ndarray = np.maximum(overwritten, arrays["oldest"][:, 0])
-    return first
-
-
 class CompressedFrameReader:
-    """A reader of the compressed frames of all actors."""
+    """A reader of the compressed frames of all actors.
 
-    def __init__(self, layout: PackedLayout, arrays: SharedArrays, threads: GatherThreadPool):
-        """Bind the reader to the arrays of all actors, and to the threads that unpack and gather frames."""
+    Args:
+        layout: Layout of the frames.
+        arrays: Arrays of all actors.
+        threads: Threads that unpack and gather frames.
+        first_valid_steps: `Trajectories.first_valid_steps` of these arrays.
+    """
+
+    def __init__(
+        self,
+        layout: PackedLayout,
+        arrays: SharedArrays,
+        threads: GatherThreadPool,
+        first_valid_steps: Callable[[], np.ndarray],
+    ):
         self._layout, self._arrays, self._threads = layout, arrays, threads
+        self._first_valid_steps = first_valid_steps
         self._unpacked = arrays["frame"].reshape(-1, *layout.frame.shape)
         self._arenas = [memoryview(arena) for arena in arrays["arena"]]
         self._index = [arrays[name] for name in ("block_start", "block_bytes", "block_check")]
@@ -258,10 +260,6 @@ class CompressedFrameReader:
         starts = arrays["block_start"][np.arange(layout.num_actors), oldest % layout.chunks, 0]
         is_written = oldest * layout.chunk_length < arrays["written"][:, 0]
         return int(np.where(is_written, arrays["packed"][:, 0] - starts, 0).sum())
-
-    def _first_valid_steps(self) -> np.ndarray:
-        """Return `first_valid_step` of these arrays."""
-        return first_valid_step(self._arrays, self._layout.ring_length, self._layout.chunk_length)
 
     def _newest(self, env_ids: np.ndarray, step_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which of these steps lie in the short ring, [...] bool, and their frames [N, *frame]."""

@@ -35,7 +35,6 @@ from core.trajectory.frame_compression import (
     PackedLayout,
     StorageParams,
     arena_bytes,
-    first_valid_step,
 )
 from core.types import ACTION_MASK, Window
 
@@ -165,15 +164,8 @@ class WindowGatherer(ABC, Generic[Array]):
     """
 
     library: Any  # the module numpy or torch
+    device: Any  # of the arrays
     layout: Layout
-
-    @abstractmethod
-    def _array(self, values: np.ndarray) -> Array:
-        """Return constants as an array of the library."""
-
-    @abstractmethod
-    def _tensor(self, array: Array) -> Tensor:
-        """Return an array as a tensor that shares its memory."""
 
     @abstractmethod
     def _take(self, name: str, slots: Array) -> Array:
@@ -191,12 +183,15 @@ class WindowGatherer(ABC, Generic[Array]):
     def _first_slots(self) -> Array:
         """Return the flat index of each environment's step 0, [total_envs] int64."""
         actors, envs = np.divmod(np.arange(self.layout.total_envs), self.layout.num_envs)
-        return self._array(actors * self.layout.ring_length * self.layout.num_envs + envs)
+        slots = actors * self.layout.ring_length * self.layout.num_envs + envs
+        first_slots: Array = self.library.asarray(slots, device=self.device)
+        return first_slots
 
     @cached_property
     def _ages(self) -> Array:
         """Return how many steps each frame of a stack is older than the newest one, [S] int64, oldest first."""
-        return self._array(np.arange(self.layout.frame_stack - 1, -1, -1))
+        ages: Array = self.library.asarray(np.arange(self.layout.frame_stack - 1, -1, -1), device=self.device)
+        return ages
 
     @cached_property
     def _offsets(self) -> dict[WindowSpec, tuple[Array, Array]]:
@@ -212,7 +207,9 @@ class WindowGatherer(ABC, Generic[Array]):
         """Return the windows that start at steps (env_ids [B], step_ids [B]), both int64."""
         if spec not in self._offsets:
             steps, observed = np.arange(spec.length + 1), np.array(spec.observations, np.int64)
-            self._offsets[spec] = self._array(steps[:, None]), self._array(observed[:, None])
+            self._offsets[spec] = tuple(
+                self.library.asarray(each[:, None], device=self.device) for each in (steps, observed)
+            )
         offsets, positions = self._offsets[spec]
         slots = self.slots(env_ids, step_ids + offsets)  # [T + 1, B]
         lasts, library = self._take("last", slots), self.library
@@ -221,10 +218,10 @@ class WindowGatherer(ABC, Generic[Array]):
             positions = library.minimum(positions, episode_end)  # [P, B]
         observations = self._observations(env_ids, step_ids + positions)
         names = ("first", "action", "reward", "discount", *self.layout.extras)
-        first, action, reward, discount, *extras = (self._tensor(self._take(name, slots)) for name in names)
-        fields = first, self._tensor(lasts), action, reward, discount
+        first, action, reward, discount, *extras = (torch.asarray(self._take(name, slots)) for name in names)
+        fields = first, torch.asarray(lasts), action, reward, discount
         named = dict(zip(self.layout.extras, extras))
-        return Window(self._tensor(observations), *fields, named, self.states(slots[0]))
+        return Window(torch.asarray(observations), *fields, named, self.states(slots[0]))
 
     def states(self, slots: Array) -> tuple[Tensor, ...]:
         """Return the recurrent states, each [B, ...], stored with the chunks of steps at flat indices [B]."""
@@ -232,7 +229,7 @@ class WindowGatherer(ABC, Generic[Array]):
             return ()
         num_envs = self.layout.num_envs
         chunks = slots // (num_envs * self.layout.chunk_length) * num_envs + slots % num_envs
-        return tuple(self._tensor(self._take(name, chunks)) for name in self.layout.state_fields)
+        return tuple(torch.asarray(self._take(name, chunks)) for name in self.layout.state_fields)
 
     def _observations(self, env_ids: Array, step_ids: Array) -> Array:
         """Return the observations of steps [P, B], with zeros for frames before the start of their episode."""
@@ -249,7 +246,7 @@ class WindowGatherer(ABC, Generic[Array]):
 class Trajectories(WindowGatherer[np.ndarray]):
     """The ring buffers of all actors in shared memory."""
 
-    library = np
+    library, device = np, "cpu"
 
     def __init__(self, layout: Layout):
         self.layout = layout
@@ -269,7 +266,7 @@ class Trajectories(WindowGatherer[np.ndarray]):
         """Return the reader of compressed frames; if frames are raw, return None."""
         if (packed := self.layout.packed) is None:
             return None
-        return CompressedFrameReader(packed, self.arrays, self._threads)
+        return CompressedFrameReader(packed, self.arrays, self._threads, self.first_valid_steps)
 
     def written(self) -> np.ndarray:
         """Return how many steps an environment of each actor has published, [num_actors] int64; never falls."""
@@ -294,9 +291,18 @@ class Trajectories(WindowGatherer[np.ndarray]):
         The older frames of a window's first stack belong to the window.
         """
         oldest_read: np.ndarray = np.maximum(step_ids - max(self.layout.frame_stack - 1, 0), 0)
-        first_valid = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)
-        valid: np.ndarray = oldest_read >= first_valid[env_ids // self.layout.num_envs]
+        valid: np.ndarray = oldest_read >= self.first_valid_steps()[env_ids // self.layout.num_envs]
         return valid
+
+    def first_valid_steps(self) -> np.ndarray:
+        """Return the oldest step id of each actor that cannot have been overwritten until now, [num_actors] int64.
+
+        The chunk being written, its bootstrap step and the frame arena may overwrite older steps. A checkpoint may have
+        left them out.
+        """
+        overwritten = self.arrays["written"][:, 0] - self.layout.ring_length + self.layout.chunk_length + 1
+        first: np.ndarray = np.maximum(overwritten, self.arrays["oldest"][:, 0])
+        return first
 
     def flat(self, name: str) -> np.ndarray:
         """Return a view of a field as [num_slots, ...]."""
@@ -307,12 +313,6 @@ class Trajectories(WindowGatherer[np.ndarray]):
         if self.frames is None:
             return self._threads.gather(self.flat("frame"), slots)
         return self.frames.take(env_ids, step_ids)
-
-    def _array(self, values: np.ndarray) -> np.ndarray:
-        return values
-
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array)
 
     def _take(self, name: str, slots: np.ndarray) -> np.ndarray:
         return self.flat(name).take(slots, axis=0)
@@ -346,7 +346,7 @@ class Trajectories(WindowGatherer[np.ndarray]):
         state |= {name: array.copy() for name, array in used.items()}
         # after the copy, so that everything overwritten meanwhile is excluded
         state["oldest"] = self.arrays["oldest"].copy()
-        state["oldest"][:, 0] = first_valid_step(self.arrays, self.layout.ring_length, self.layout.chunk_length)
+        state["oldest"][:, 0] = self.first_valid_steps()
         return {name: torch.from_numpy(array) for name, array in state.items()}
 
     def _copy_counters(self) -> dict[str, np.ndarray]:

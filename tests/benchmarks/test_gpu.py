@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from benchmarks.gpu import CASES, ceiling, full_memory, measure, per_second, run, words_of
-from core.learning.batch_source import InPlaceBatchSource
 from utils.config import validation
 from utils.config.command_line import read_options
 
@@ -68,7 +67,7 @@ def test_the_measured_replay_is_full_and_its_windows_are_valid(root):
     spec = validation.environment_spec(options)
     memory = full_memory(options, spec, options.make_agent(spec))
     resident = memory.device_class(memory, torch.device("cpu"))
-    assert InPlaceBatchSource(resident).get(0.0) is resident and memory.size() >= options.memory.capacity
+    assert resident.refresh() and memory.size() >= options.memory.capacity
     resident.plan(1)
     window = resident.sample(64)[0].window
     assert not window.lasts[0].any() and (window.discounts == (~window.lasts).float()).all()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -92,7 +91,8 @@ class RolloutEpochs:
             # Samples are copied once an epoch, and minibatches are views.
             shuffled = samples.select(torch.rand(num_samples, device=apply_if.device).argsort())
             weight = continues.to(torch.float32)  # 0 in planned epochs after the last one, which change nothing
-            for part in _equal_parts(num_samples, self._minibatches):
+            for indices in torch.arange(num_samples).tensor_split(self._minibatches):
+                part = slice(int(indices[0]), int(indices[-1]) + 1)
                 send_heartbeat()
                 report, applied = self._step(loss_of, shuffled.select(part), part.stop - part.start, continues)
                 all_applied = all_applied & (~continues | applied)
@@ -180,13 +180,6 @@ class RolloutAgent(Agent):
 
     def checkpoint_parts(self) -> dict[str, Any]:
         return {"model": self.model, "optimizer": self._epochs.optimizer}
-
-
-def _equal_parts(count: int, parts: int) -> list[slice]:
-    """Return slices of 0 .. count - 1 whose sizes differ by one at most, larger ones first."""
-    size, larger = divmod(count, parts)
-    ends = [number * size + min(number, larger) for number in range(parts + 1)]
-    return [slice(*pair) for pair in pairwise(ends)]
 
 
 def normalized_weights(weights: Tensor) -> tuple[Tensor, Tensor]:

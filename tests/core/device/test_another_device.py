@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from core.acting.graphed_inference import StaticInputs, capture_forward
-from core.distributed.learner_group import LearnerGroup, active_group
+from core.distributed.learner_group import LearnerGroup
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.updates import EagerUpdates
 from core.models.layers.running_normalization import RunningNormalization
@@ -109,12 +109,17 @@ def test_learners_exchange_one_tensor_that_stays_on_the_device():
     optimizer, normalization, group = Optimizer(parameters, OptimizerParams()), RunningNormalization(4).to(META), Two()
     for parameter in parameters[:2]:
         parameter.grad = torch.zeros_like(parameter)
-    with active_group(group), OneDevice():
+
+    def exchange():
         loss = optimizer._exchange.finish(group, torch.zeros((), device=META), 2)
         normalization.update(torch.zeros(7, 4, device=META))
+        return loss
+
+    with OneDevice():
+        loss = group.run(exchange)
     gradients, *moments = group.summed
     assert gradients.shape == (3 * 2 + 5 + 1 + 1,) and gradients.is_contiguous() and loss.shape == () and loss.is_meta
-    assert parameters[2].grad.is_meta and [moment.shape for moment in moments] == [(4,), (4,)]
+    assert parameters[2].grad.is_meta and [moment.shape for moment in moments] == [(), (4,), (4,)]
 
 
 def test_an_update_that_reads_a_value_is_detected():

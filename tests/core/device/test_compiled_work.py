@@ -37,7 +37,7 @@ def trained(name, count, compiled, state=None, **settings):
     if state is not None:
         agent.load_state_dict(copy.deepcopy(state))
     batches = make_batches(agent, name, 12)
-    updates = GraphedUpdate(agent, StagedBatches(agent, CPU), capture=False, compiled=compiled)
+    updates = GraphedUpdate(agent, StagedBatches(CPU), capture=False, compiled=compiled)
     torch.manual_seed(1)
     for update in range(count):
         output = updates(batches[update % len(batches)])

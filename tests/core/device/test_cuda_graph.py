@@ -10,7 +10,6 @@ import torch
 
 from core.acting.graphed_inference import capture_forward
 from core.device.recorded_work import WARM_UP
-from core.learning.batch_source import InPlaceBatchSource
 from tests.core.acting import test_graphed_inference
 from tests.core.learning import test_staged_update
 from tests.core.learning.test_graphed_update import graphed
@@ -40,7 +39,7 @@ def trained(name: str, capture: bool) -> dict:
             play(2)
         if call % 5 == 4:
             reported.append({**updates.statistics(), **memory.statistics()})
-        assert InPlaceBatchSource(memory).get(timeout=0.0) is memory
+        assert memory.refresh()
         rewards = memory.ring.tensors["reward"].clone()
         memory.ring.tensors["reward"][:, call % 7 :: 7] = torch.nan if call % 7 == 6 else 0.0
         updates(memory)
@@ -92,8 +91,9 @@ def test_no_autograd_graph_survives_its_update(agents, name):
     """Gradient accumulators belong to the stream of the forward pass; no capture on another stream can wait for it."""
     agent = make_agent(name) if agents == "resident" else test_staged_update.make_agent(name)
     if agents == "resident":
-        memory = make_memory(agent)
-        updates, batch = graphed(agent, memory, 16, 4), InPlaceBatchSource(memory).get(timeout=0.0)
+        batch = make_memory(agent)
+        assert batch.refresh()
+        updates = graphed(agent, batch, 16, 4)
     else:
         updates, batch = test_staged_update.staged(agent), test_staged_update.make_batch(agent, 0)
     gc.freeze()  # hides older objects from get_objects

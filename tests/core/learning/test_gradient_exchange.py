@@ -1,6 +1,5 @@
 """Learners send buckets of gradients during the backward pass, in float32 or in bfloat16."""
 
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -9,7 +8,7 @@ from torch import nn
 
 from core.distributed.learner_group import LearnerGroup, PeerLostError
 from core.learning import gradients as gradients_module
-from core.learning.gradients import GradientExchange, Loss, MicroBatcher, use_microbatches
+from core.learning.gradients import MICROBATCHER, GradientExchange, Loss, MicroBatcher
 from core.learning.optimizer import Optimizer, OptimizerParams
 
 UNIT = 2.0**-8  # largest relative error of rounding to bfloat16
@@ -37,13 +36,14 @@ def exchanged(learner, dtype, in_parts, group):
         optimizer = Optimizer(model.parameters(), OptimizerParams(clip_norm=0.0))
         model[0].weight.register_post_accumulate_grad_hook(lambda _: sent.append(len(optimizer._exchange._sent)))
         group.gradient_dtype = dtype
+        token = MICROBATCHER.set(MicroBatcher() if in_parts else None)
         try:
-            with use_microbatches(MicroBatcher()) if in_parts else nullcontext():
-                _, _, applied = group.run(
-                    lambda: optimizer.minimise(12, lambda part: Loss(loss_of(model, batch_of(learner)), {}))
-                )
+            _, _, applied = group.run(
+                lambda: optimizer.minimise(12, lambda part: Loss(loss_of(model, batch_of(learner)), {}))
+            )
         finally:
             group.gradient_dtype = None
+            MICROBATCHER.reset(token)
     assert applied
     return flat(parameter.grad for parameter in model.parameters()), flat(model.parameters()), sent
 

@@ -11,7 +11,6 @@ import torch
 from core.agent import Agent, LearnerOutput
 from core.agents.dqn import DQN
 from core.device.recorded_work import WARM_UP, CudaGraphCallable, _nothing_freed
-from core.learning.batch_source import InPlaceBatchSource
 from core.learning.updates import DeviceReplayBatches, EagerMetricAccumulator, GraphedUpdate, MetricAccumulator
 from tests.core.devices import DEVICES
 from tests.core.resident_agents import AGENTS, DISCRETE, make_agent, make_memory, optimizers, weights
@@ -22,7 +21,7 @@ CPU = torch.device("cpu")
 def graphed(
     agent, memory, batch_size: int, count: int, device: torch.device = CPU, *, capture: bool = False
 ) -> GraphedUpdate:
-    return GraphedUpdate(agent, DeviceReplayBatches(agent, memory, batch_size, count, device), capture=capture)
+    return GraphedUpdate(agent, DeviceReplayBatches(memory, batch_size, count, device), capture=capture)
 
 
 def trained(name: str, calls: int, count: int, device: str = "cpu", capture: bool = False, **settings):
@@ -32,7 +31,7 @@ def trained(name: str, calls: int, count: int, device: str = "cpu", capture: boo
     torch.manual_seed(4)  # the seed of the noise
     updates = graphed(agent, memory, 16, count, torch.device(device), capture=capture)
     for _ in range(calls):
-        assert updates(InPlaceBatchSource(memory).get(timeout=0.0)).priorities is None
+        assert memory.refresh() and updates(memory).priorities is None
     return agent, memory, {**updates.statistics(), **memory.statistics()}
 
 
@@ -236,13 +235,3 @@ def test_a_statistic_of_some_updates_is_the_mean_over_those():
     for accumulator in accumulators:
         assert not any(total.requires_grad for total in accumulator._sums.values())  # They would keep every graph.
         assert accumulator.take() == {"loss": 3.0, "policy_loss": 20.0, "nonfinite_updates": 0.0}
-
-
-@pytest.mark.parametrize("name", ["r2d2", "dqn"])
-def test_samples_of_a_device_replay_are_all_steps_learnt_from(name):
-    agent = make_agent(name)
-    memory = make_memory(agent)
-    memory.refresh()
-    learn = graphed(agent, memory, 16, 2)
-    learn(memory)
-    assert learn.count_samples(memory) == 2 * 16 * (agent.params.unroll_length if name == "r2d2" else 1)

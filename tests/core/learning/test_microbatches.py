@@ -10,7 +10,7 @@ from torch import nn
 
 from core.agent import make_learner_output
 from core.agents.iqn import IQN
-from core.distributed.learner_group import LearnerGroup, active_group
+from core.distributed.learner_group import LearnerGroup
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.updates import EagerUpdates
@@ -202,8 +202,7 @@ class Two(LearnerGroup):
 
 def test_learners_exchange_one_gradient_per_batch():
     agent, group = Limited(2), Two()
-    with active_group(group):
-        EagerUpdates(agent, microbatch_on_oom=True)(numbered_batch(8))
+    group.run(lambda: EagerUpdates(agent, microbatch_on_oom=True)(numbered_batch(8)))
     assert group.exchanges == 1 and agent.stepped == pytest.approx(28 / 8)
 
 

@@ -19,7 +19,7 @@ def make_updates(kind):
     agent.init_learner()
     if kind == "eager":
         return agent, EagerUpdates(agent, False)
-    return agent, GraphedUpdate(agent, StagedBatches(agent, torch.device("cpu")), capture=False)
+    return agent, GraphedUpdate(agent, StagedBatches(torch.device("cpu")), capture=False)
 
 
 def faulty(agent, field):

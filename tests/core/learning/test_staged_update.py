@@ -97,7 +97,7 @@ def make_batch(agent, seed):
 
 
 def staged(agent, device=CPU, *, capture=False):
-    return GraphedUpdate(agent, StagedBatches(agent, device), capture=capture)
+    return GraphedUpdate(agent, StagedBatches(device), capture=capture)
 
 
 def learnt(name, learn_of, count=12, device="cpu"):

@@ -111,8 +111,9 @@ def test_every_window_equals_that_of_the_shared_ring(device, frame_stack, length
     assert int(rings.trajectories.written().min()) > 2 * 24 and checked > 300
 
 
-def test_stacks_may_be_of_any_type_of_numbers():
-    rings, checked = Rings("cpu", WindowSpec(3, (0, 3)), frame_dtype="uint16"), 0
+@pytest.mark.parametrize("device", DEVICES)
+def test_stacks_may_be_of_any_type_of_numbers(device):
+    rings, checked = Rings(device, WindowSpec(3, (0, 3)), frame_dtype="uint16"), 0
     for _ in range(10):
         rings.play(3, 5)
         checked += rings.check()
