@@ -19,9 +19,8 @@ from torch import Tensor
 from core.common.settings import frozen_dataclass
 from core.model import Model
 from core.ops.returns import bootstrap_position, n_step_return
-from core.ops.shapes import check_scalar
 from core.specs import ArraySpec, EnvSpec, WindowKind, WindowSpec
-from core.types import ACTION_MASK, Batch, State, TimeStep, TransitionBatch, Window
+from core.types import ACTION_MASK, Batch, State, TimeStep, TransitionBatch, Window, check_scalar
 
 
 @frozen_dataclass

@@ -11,8 +11,8 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parent.parent
 FLOORS = [  # lowest first; a room imports only from rooms of lower floors
-    {"core.types", "core.ops"},
-    {"core.specs"},
+    {"core.types"},
+    {"core.ops", "core.specs"},
     {"core.common"},
     {"core.env", "core.model", "core.device", "core.checkpoint", "utils.errors"},
     {"core.agent", "core.envs", "core.trajectory", "utils.factory"},

@@ -17,9 +17,8 @@ from core.agents.base.action_values import MunchausenParams, QLearning, select_a
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.ops.returns import bootstrap_position, n_step_return
-from core.ops.shapes import check_shapes
 from core.specs import ArraySpec
-from core.types import Batch, Window
+from core.types import Batch, Window, check_shapes
 
 
 @frozen_dataclass

@@ -20,7 +20,7 @@ from core.device.torch_runtime import upload
 from core.distributed.learner_group import group_of_several
 from core.learning.gradients import MICROBATCHER, Differentiate, GradientExchange, Loss
 from core.learning.torch_optimizers import Adam, RAdam, RMSProp
-from core.ops.shapes import check_scalar
+from core.types import check_scalar
 
 NO_GRADIENT = (
     "the loss gave no parameter of this optimiser a gradient. Those of DDPG, D4PG, TD3 and SAC step one vector: "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from core.ops.policy_losses import kl
-from core.ops.shapes import check_shapes
+from core.types import check_shapes
 
 
 @torch.no_grad()

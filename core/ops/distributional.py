@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from core.ops.shapes import check_shapes
+from core.types import check_shapes
 
 
 @torch.no_grad()

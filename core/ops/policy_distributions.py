@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from core.ops.policy_losses import entropies_of, kl, log_probs_of
-from core.ops.shapes import check_shapes
+from core.types import check_shapes
 
 
 def squashed_gaussian(means: Tensor, deviations: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:

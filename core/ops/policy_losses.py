@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from core.ops.shapes import check_shapes
+from core.types import check_shapes
 
 MAX_LOG_RATIO = 20.0  # so that one step that has become much likelier cannot make a whole update non-finite
 

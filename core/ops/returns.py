@@ -14,7 +14,7 @@ functions avoid the differences of nearly equal numbers in the paper's form, so 
 import torch
 from torch import Tensor
 
-from core.ops.shapes import check_shapes
+from core.types import check_shapes
 
 
 def n_step_return(rewards: Tensor, discounts: Tensor, lasts: Tensor, gamma: float) -> tuple[Tensor, Tensor]:

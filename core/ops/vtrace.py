@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from core.ops.shapes import check_shapes
+from core.types import check_shapes
 
 
 class VTraceReturns(NamedTuple):

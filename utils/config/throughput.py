@@ -22,9 +22,8 @@ from core.runtime.log_buffers import check_names
 from core.runtime.options import make_env
 from core.single_processes.actor import DoubleBufferedEnvs
 from core.specs import EnvSpec
-from core.trajectory.chunk import single_actor_layout
 from core.trajectory.ring_buffer import STORAGE, Trajectories
-from core.trajectory.writer import ChunkWriter
+from core.trajectory.writer import ChunkWriter, single_actor_layout
 from core.types import Batch, SampleIds
 from utils.config import memory_budget, validation
 from utils.errors import ConfigurationError, describe_exception

@@ -20,9 +20,8 @@ from core.learning.optimizer import Optimizer, OptimizerParams, TargetUpdater
 from core.model import Model, draw_noise_per_row, train_regularization
 from core.ops.actions import epsilon_greedy, ladder, linear, mask_actions
 from core.ops.returns import munchausen_bonus, soft_bootstrap
-from core.ops.shapes import check_shapes
 from core.specs import Discrete, WindowKind, WindowSpec
-from core.types import Batch, State, TimeStep, TransitionBatch, Window, slice_batch
+from core.types import Batch, State, TimeStep, TransitionBatch, Window, check_shapes, slice_batch
 
 # Updates between two moves of the target from which its outputs are worth computing before an update.
 MIN_PRECOMPUTING_PERIOD = 100

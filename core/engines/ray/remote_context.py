@@ -19,9 +19,8 @@ from core.runtime.options import RunOptions
 from core.runtime.parameter_store import fill
 from core.runtime.run_state import RunCounters, RunState
 from core.specs import EnvSpec, WindowSpec
-from core.trajectory.chunk import Chunk, newest_chunk, single_actor_layout
 from core.trajectory.ring_buffer import Layout, Trajectories
-from core.trajectory.writer import ChunkWriter
+from core.trajectory.writer import Chunk, ChunkWriter, newest_chunk, single_actor_layout
 from core.types import Window
 
 POLL_PERIOD = 0.02  # seconds between two looks for answers

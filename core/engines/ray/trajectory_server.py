@@ -19,8 +19,7 @@ from core.engines.ray.worker import end_with
 from core.runtime.context import Context
 from core.runtime.log_buffers import Record
 from core.runtime.run_state import ProcessState
-from core.trajectory.chunk import Chunk
-from core.trajectory.writer import ChunkWriter
+from core.trajectory.writer import Chunk, ChunkWriter
 
 PIECE_BYTES = 8 << 20  # of a checkpoint's file, sent at once, so that neither side holds a replay twice
 

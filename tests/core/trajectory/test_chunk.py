@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
-from core.trajectory.chunk import DamagedChunk, newest_chunk, single_actor_layout
 from core.trajectory.frame_compression import StorageParams
 from core.trajectory.ring_buffer import Layout, Trajectories
-from core.trajectory.writer import ChunkWriter
+from core.trajectory.writer import ChunkWriter, DamagedChunk, newest_chunk, single_actor_layout
 from core.types import TimeStep
 
 ENVS, LENGTH = 3, 4
