@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -91,7 +92,7 @@ class RolloutEpochs:
             # Samples are copied once an epoch, and minibatches are views.
             shuffled = samples.select(torch.rand(num_samples, device=apply_if.device).argsort())
             weight = continues.to(torch.float32)  # 0 in planned epochs after the last one, which change nothing
-            for indices in torch.arange(num_samples).tensor_split(self._minibatches):
+            for indices in np.array_split(np.arange(num_samples), self._minibatches):
                 part = slice(int(indices[0]), int(indices[-1]) + 1)
                 send_heartbeat()
                 report, applied = self._step(loss_of, shuffled.select(part), part.stop - part.start, continues)
