@@ -1,6 +1,7 @@
 """Every config plays and learns on the inline engine, and every registered class meets its contract."""
 
 import dataclasses
+import json
 import shlex
 
 import pytest
@@ -20,6 +21,9 @@ def test_every_config_plays_learns_and_saves_a_model(tmp_path, name):
     skip_unless_installed(name)
     row = next(row for row in CONFIGS if row["name"] == name)
     words = [] if row["memory_type"] in ("mixed", "rollouts") else ["--memory.capacity", "500"]
+    if row["memory_type"] == "mixed":
+        replays = [{**replay, "capacity": min(replay["capacity"], 500)} for replay in row["memory.replay_parameters"]]
+        words += ["--memory.replay_parameters", json.dumps(replays)]
     if row["memory_type"] == "rollouts":
         words += ["--agent.unroll_length", "20", "--agent.epochs", "1"]  # test_inline.py runs several epochs
     if row["agent_type"] in ("impala", "impact"):
