@@ -197,12 +197,8 @@ class DeviceReplayBatches:
     starved = takes_priorities = False
 
     def __init__(self, memory: DeviceMemory, batch_size: int, updates_per_call: int, device: torch.device):
-        self._memory, self._batch_size, self.updates_per_call, self.device = (
-            memory,
-            batch_size,
-            updates_per_call,
-            device,
-        )
+        self._memory, self._batch_size = memory, batch_size
+        self.updates_per_call, self.device = updates_per_call, device
         self.generators = (memory.generator,)
 
     # for the learner --------------------------------------------------------------------------------------------------
