@@ -220,7 +220,7 @@ def test_f11_a_killed_learner_ends_the_run_with_a_resume_hint(tmp_path):
     with Program(tmp_path, *ENDLESS, "--learner.checkpoint_replay", "--learner.checkpoint_period", "0.1") as program:
         program.until_training(500)
         program.until(
-            lambda: manifests(tmp_path) and list(tmp_path.rglob(".temporary_*")),
+            lambda: manifests(tmp_path) and list((tmp_path / "models").glob("*/.temporary_*")),
             60,
             "a second checkpoint in the making",
         )
@@ -350,7 +350,7 @@ def test_f20_ctrl_c_while_evaluating_and_saving_exits_130(tmp_path):
         )
         program.until_training(CHUNKS + 1)
         program.until(
-            lambda: list(tmp_path.rglob("step_*")) and list(tmp_path.rglob(".temporary_*")),
+            lambda: manifests(tmp_path) and list((tmp_path / "models").glob("*/.temporary_*")),
             20,
             "a checkpoint in the making",
         )
