@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import cast
 
 # First of all, because it opens standard descriptors that are missing before anything else takes their numbers.
@@ -16,7 +17,8 @@ import utils  # noqa: F401
 
 if __name__ == "__main__":
     # Imports take seconds, in which packages turn an interrupt into an error of their own.
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: os._exit(128 + number))
     # The parent process may ignore SIGCHLD; deaths of children would then go unnoticed.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # numpy would start threads, and the fork server needs a process without.
@@ -28,10 +30,10 @@ if __name__ == "__main__":
 from core.common import fork_server
 from core.common.console import log_to_stderr
 from core.common.exit_codes import DONE
-from core.common.processes import kill_descendants
+from core.common.processes import deliver_signals_to_forks, kill_descendants
 from core.common.system import remove_empty_compile_caches
 from core.common.terminal import Terminal, relay_output
-from core.engines.run_end import best_model_hint
+from core.engines.run_end import best_model_hint, interrupt_signals
 from utils import run_registry
 from utils.config.command_line import preload, read_options, refusing
 from utils.factory import EnginesDict, ProcessesDict
@@ -51,7 +53,10 @@ def main(arguments: Sequence[str]) -> int:
     with ExitStack() as stack:
         if preload(arguments):
             stack.enter_context(fork_server.running())
+        deliver_signals_to_forks()
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in interrupt_signals()[1:]:
+            stack.callback(signal.signal, number, signal.signal(number, partial(raise_interrupt, os.getpid())))
         options = read_options(arguments)
         stack.enter_context(refusing())
         if options.check:
@@ -60,6 +65,17 @@ def main(arguments: Sequence[str]) -> int:
             check(options)
             return 0
         return run(options, stack.enter_context(relay_output()))
+
+
+def raise_interrupt(pid: int, number: int, frame: object) -> None:
+    """Raise KeyboardInterrupt with the number of a signal that arrives before the engine handles it.
+
+    In a worker that an environment forked from process `pid`, end that worker instead.
+    """
+    if os.getpid() == pid:
+        raise KeyboardInterrupt(number)
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
 
 
 def run(options: Options, terminal: Terminal) -> int:
@@ -98,8 +114,8 @@ def run_part(options: Options, terminal: Terminal) -> tuple[int, Options, int | 
 if __name__ == "__main__":  # spawned processes import this file
     try:
         sys.exit(main(sys.argv[1:]))
-    except KeyboardInterrupt:  # before the engine took over
-        sys.exit(130)
+    except KeyboardInterrupt as interrupt:  # before the engine took over
+        sys.exit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
     finally:
         kill_descendants()  # of environments that were made in this process
         remove_empty_compile_caches()

@@ -325,7 +325,8 @@ def test_f54_an_actor_that_cannot_be_restarted_ends_the_run(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", ["main imports", "children are started"])
-def test_f20_ctrl_c_during_start_up_leaves_no_process(tmp_path, begun):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_f20_f21_a_signal_during_start_up_leaves_no_process(tmp_path, begun, number):
     with Program(tmp_path, *ENDLESS) as program:
         maps = Path(f"/proc/{program.process.pid}/maps")
         moments = {
@@ -333,8 +334,8 @@ def test_f20_ctrl_c_during_start_up_leaves_no_process(tmp_path, begun):
             "children are started": lambda: (program.children(), len(program.family) >= 3)[1],
         }
         program.until(moments[begun], 60, begun)
-        os.killpg(program.process.pid, signal.SIGINT)  # like a terminal, to the whole process group
-        assert program.until_ended(15 * SLOW) == 130, program.output
+        os.killpg(program.process.pid, number)  # like a terminal, to the whole process group
+        assert program.until_ended(15 * SLOW) == 128 + number, program.output
         assert not program.leftovers()
         assert "Traceback" not in program.output and "restarted" not in program.output, program.output
 

@@ -303,6 +303,17 @@ def test_f55_children_of_environments_end_with_an_inline_run(tmp_path):
         assert [len(started) for started in program.strays().values()] == [0]
 
 
+@pytest.mark.slow
+def test_f21_f55_children_of_environments_end_with_a_check_that_is_terminated(tmp_path):
+    environment = faults({"kind": "start", "once": str(tmp_path / "once")}, {"kind": "hang", "at": 3})
+    with Program(tmp_path, *FAULTY, "--check", environment=environment) as program:
+        program.until(lambda: program.strays(), 60, "strays")
+        program.process.terminate()
+        assert program.until_ended(15 * SLOW) == 143 and not program.leftovers()
+        assert [len(started) for started in program.strays().values()] == [0]
+        assert "Traceback" not in program.output
+
+
 def test_f50_a_relative_root_survives_an_environments_chdir(start_here, tmp_path):
     environment = faults({"kind": "chdir"})
     trained = start_here(tmp_path, *FAULTY, *INLINE, "--root", "here", "--updates", "5", environment=environment)
