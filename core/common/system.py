@@ -1,23 +1,27 @@
-"""Report the software versions of this machine, its free memory and a run's memory, and remove empty cache folders."""
+"""Report versions of software, the cores and the memory that a run may use and has; remove empty cache folders."""
 
 import importlib.metadata
+import math
 import multiprocessing
 import os
 import platform
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 PACKAGES = ("torch", "numpy", "gymnasium", "ale-py")  # the packages that decide results
+MEMBERSHIP, MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # control groups of this process, and of all
 # Version of control groups -> files of limit and usage, and the field of memory.stat with the reclaimable file cache
-CGROUP_FILES = {
+MEMORY_FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
+CPU_FILES = {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)}  # of quota and period in microseconds
 
 
 def versions() -> dict[str, str | int]:
@@ -44,8 +48,12 @@ def available_bytes() -> int:
 
     This is the free memory of the machine, or of one of the process's control groups where that is less.
     """
-    in_groups = _free_bytes_in_cgroups(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
-    return min([int(psutil.virtual_memory().available), *in_groups])
+    return min([int(psutil.virtual_memory().available), *_free_bytes_in_cgroups(MEMBERSHIP, MOUNT)])
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: its affinity, or the quota of a control group where that is less."""
+    return min([len(os.sched_getaffinity(0)), *_core_quotas(MEMBERSHIP, MOUNT)])
 
 
 def rss_mb() -> float:
@@ -99,16 +107,33 @@ def _free_bytes_in_cgroups(membership: Path, mount: Path) -> list[int]:
     Free means the group's limit, less what is used and cannot be reclaimed.
     """
     free: list[int] = []
+    for version, group in _control_groups("memory", membership, mount):
+        limit, usage, cache = MEMORY_FILES[version]
+        with suppress(OSError, ValueError):  # the file is missing, or holds "max"
+            reclaimable = re.search(rf"^{cache} (\d+)$", (group / "memory.stat").read_text(), re.M)
+            used = int((group / usage).read_text()) - (int(reclaimable[1]) if reclaimable else 0)
+            free.append(int((group / limit).read_text()) - used)
+    return free
+
+
+def _core_quotas(membership: Path, mount: Path) -> list[int]:
+    """Return the quota in cores, rounded up, of every control group that has one and that this process belongs to."""
+    quotas: list[int] = []
+    for version, group in _control_groups("cpu", membership, mount):
+        with suppress(OSError, ValueError):  # the file is missing, or holds "max"
+            quota, period = (int(text) for name in CPU_FILES[version] for text in (group / name).read_text().split())
+            if quota > 0:
+                quotas.append(math.ceil(quota / period))
+    return quotas
+
+
+def _control_groups(controller: str, membership: Path, mount: Path) -> Iterator[tuple[int, Path]]:
+    """Yield version and folder of each group of this controller that the process belongs to, and of its ancestors."""
     for line in membership.read_text().splitlines() if membership.exists() else ():
         _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
+        if controllers and controller not in controllers.split(","):
             continue
-        top, version = (mount / "memory", 1) if controllers else (mount, 2)
-        limit, usage, cache = CGROUP_FILES[version]
+        top, version = (mount / controller, 1) if controllers else (mount, 2)
         group = top / path.lstrip("/")
-        for folder in [group, *group.parents][: len(group.parts) - len(top.parts) + 1]:  # the group and its ancestors
-            with suppress(OSError, ValueError):  # the file is missing, or holds "max"
-                reclaimable = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.M)
-                used = int((folder / usage).read_text()) - (int(reclaimable[1]) if reclaimable else 0)
-                free.append(int((folder / limit).read_text()) - used)
-    return free
+        for folder in [group, *group.parents][: len(group.parts) - len(top.parts) + 1]:
+            yield version, folder

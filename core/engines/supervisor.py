@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from core.common.console import log_to_stderr
 from core.common.exit_codes import DONE, TRAINING_FAILED
 from core.common.processes import Interrupts
+from core.common.system import usable_cores
 from core.distributed.torch_group import rendezvous
 from core.engines.launcher import ExitStatus, Launcher, ProcessHandle
 from core.engines.run_end import Conditions, interrupt_signals, resume_command_hint, unsaved
@@ -40,7 +41,7 @@ def learner_threads(options: RunOptions) -> int:
         return options.learner.threads
     if (asked := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
         return max(int(asked), 1)
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     available = cores if cores <= 4 else max(cores - options.num_actors - 1, cores // 2)
     return max(available // len(options.learners_at_home), 1)
 

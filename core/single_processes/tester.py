@@ -13,7 +13,7 @@ import numpy as np
 
 from core.checkpoint.model_file import file_beside, load_into, load_weights
 from core.common.files import replace_atomically, write_durably
-from core.common.system import versions
+from core.common.system import usable_cores, versions
 from core.evaluation.episodes import Episode, EpisodeResults, play_episodes, results_of
 from core.runtime.context import Context
 
@@ -43,7 +43,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         env = context.make_env(
             num_envs,
             training=False,
-            num_threads=min(num_envs, len(os.sched_getaffinity(0))),
+            num_threads=min(num_envs, usable_cores()),
             render_mode="rgb_array" if options.record else "human" if options.render else None,
         )
         stack.callback(env.close)

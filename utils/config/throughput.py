@@ -4,7 +4,6 @@ For num_envs_per_actor=0, try numbers of environments before any process starts.
 """
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -16,6 +15,7 @@ import torch
 from core.acting.graphed_inference import with_graphed_forward
 from core.agent import Agent, Exploration, LearnerOutput
 from core.common.console import log_to_stderr
+from core.common.system import usable_cores
 from core.engines.supervisor import learner_threads
 from core.env import Env
 from core.runtime.log_buffers import check_names
@@ -69,7 +69,7 @@ def measure(options: Options, spec: EnvSpec, seconds: float) -> tuple[StepCosts,
     torch.set_num_threads(threads)
     agent = options.make_agent(spec, options.device, options.learner.precision)
     update, sound, output = _updating(agent, batches[0], seconds)
-    return StepCosts(act, update, sound, len(os.sched_getaffinity(0)), threads), agent, output, batches[0]
+    return StepCosts(act, update, sound, usable_cores(), threads), agent, output, batches[0]
 
 
 def resolve_num_envs(options: Options, seconds: float = TRIAL_SECONDS) -> Options:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from core.common.shared_arrays import ALIGNMENT, SharedArrays, total_bytes
-from core.common.system import _free_bytes_in_cgroups
 from core.specs import ArraySpec
 
 SPECS = {
@@ -73,25 +72,6 @@ def test_a_memory_shortage_is_an_error_before_the_allocation(monkeypatch):
     with pytest.raises(MemoryError, match=r"80,000 bytes .* 10,000"):
         SharedArrays({"values": ArraySpec((10_000,), "float64")})
     assert not calls
-
-
-@pytest.mark.parametrize(
-    ("line", "top", "limit", "usage", "cache"),
-    [
-        ("0::/a/b", "", "memory.max", "memory.current", "inactive_file"),
-        ("4:memory:/a/b", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ],
-)
-def test_limits_of_all_enclosing_control_groups_count(tmp_path, line, top, limit, usage, cache):
-    (tmp_path / "cgroup").write_text(f"1:cpu:/elsewhere\n{line}\n")
-    for folder, most, used in (("", "max", "9999"), ("a", "1000", "700"), ("a/b", "5000", "600")):
-        group = tmp_path / "mount" / top / folder
-        group.mkdir(parents=True, exist_ok=True)
-        (group / limit).write_text(f"{most}\n")
-        (group / usage).write_text(f"{used}\n")
-        (group / "memory.stat").write_text(f"cache 5\n{cache} 200\nrss 3\n")
-    assert sorted(_free_bytes_in_cgroups(tmp_path / "cgroup", tmp_path / "mount")) == [500, 4600]
-    assert _free_bytes_in_cgroups(tmp_path / "absent", tmp_path / "mount") == []
 
 
 def test_total_bytes_equals_the_mapped_bytes():

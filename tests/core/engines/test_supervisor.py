@@ -536,7 +536,7 @@ def test_a_signal_ends_an_elastic_run(monkeypatch):
 def test_a_learners_threads_are_those_asked_for_or_the_cores_that_actors_leave(
     threads, asked, cores, expected, monkeypatch
 ):
-    monkeypatch.setattr(supervisor.os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setattr(supervisor, "usable_cores", lambda: cores)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
