@@ -21,8 +21,9 @@ if __name__ == "__main__":
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     # The parent process may ignore SIGCHLD; deaths of children would then go unnoticed.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    # numpy would start threads, and the fork server needs a process without.
+    # numpy would start threads, and the fork server needs a process without. OpenCV's would take cores of others.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")
     from utils.config.early_answer import EarlyAnswer
 
     early_answer = EarlyAnswer(sys.argv[1:])

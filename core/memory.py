@@ -192,6 +192,11 @@ class DeviceMemory(ABC):
         Rules without priorities do nothing.
         """
 
+    @property
+    def takes_priorities(self) -> bool:
+        """Return True if the class uses priorities."""
+        return type(self).update_priorities is not DeviceMemory.update_priorities
+
     @abstractmethod
     def statistics(self) -> dict[str, float]:
         """Return what the learner logs of this memory."""

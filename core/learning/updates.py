@@ -6,6 +6,7 @@ copies batches of a memory on the CPU into them, DeviceReplayBatches samples fro
 priorities.
 """
 
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -23,15 +24,14 @@ from core.memory import DeviceMemory
 from core.model import disable_host_sync
 from core.types import Batch, SampleIds, tree_leaves, tree_map
 
+LOOK_PERIOD = 1.0  # seconds between looks at the number of skipped updates on a GPU
+
 
 class MetricAccumulator:
-    """Sum metrics on their device in static tensors, as a CUDA graph requires.
-
-    `consecutive_skipped` is the largest number of updates in a row that were skipped, as of the last `take`.
-    """
+    """Sum metrics on their device in static tensors, as a CUDA graph requires."""
 
     def __init__(self, device: torch.device):
-        self._device, self.consecutive_skipped = device, 0
+        self._device, self._most_skipped, self._next_look = device, 0, 0.0  # monotonic seconds
         # For each combination of metrics: the number of updates that reported it and were not skipped, then their sums.
         self._sums: dict[tuple[str, ...], Tensor] = {}
         # Skipped updates since the learner started; in a row up to now; the most in a row since the last `take`.
@@ -60,10 +60,21 @@ class MetricAccumulator:
                 totals[name] += value
                 counts[name] += count
             sums.zero_()
-        skipped, _, self.consecutive_skipped = self._skipped.tolist()
+        skipped, _, self._most_skipped = self._skipped.tolist()
         self._skipped[2].zero_()
         means = {name: totals[name] / count for name, count in counts.items() if count}
         return {**means, "nonfinite_updates": float(skipped)}
+
+    @property
+    def consecutive_skipped(self) -> int:
+        """Return the largest number of updates in a row that were skipped lately: since the `take` before the last.
+
+        A GPU is asked once in LOOK_PERIOD and at each `take`, because that waits for it.
+        """
+        if self._device.type == "cpu" or time.monotonic() >= self._next_look:
+            self._most_skipped = max(self._most_skipped, int(self._skipped[2]))
+            self._next_look = time.monotonic() + LOOK_PERIOD
+        return self._most_skipped
 
 
 class EagerMetricAccumulator:
@@ -200,6 +211,7 @@ class DeviceReplayBatches:
         self._memory, self._batch_size = memory, batch_size
         self.updates_per_call, self.device = updates_per_call, device
         self.generators = (memory.generator,)
+        self._needs_priorities = memory.takes_priorities
 
     # for the learner --------------------------------------------------------------------------------------------------
     def get(self, timeout: float) -> Any:
@@ -236,6 +248,8 @@ class DeviceReplayBatches:
     def finish_update(self, priorities: Tensor | None) -> None:
         if priorities is not None:
             self._memory.update_priorities(self._leaf_indices, priorities)
+        elif self._needs_priorities:
+            raise ValueError(f"priorities of an update are missing: {type(self._memory).__name__} needs them")
 
 
 class GraphedUpdate(_Updates):

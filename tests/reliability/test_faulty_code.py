@@ -187,8 +187,9 @@ def test_f18_one_non_finite_loss_is_skipped_and_counted(start_here, tmp_path, wo
     )
 
 
-def test_f18_repeated_non_finite_losses_end_the_run_with_4(start_here, tmp_path):
-    words = ("--agent.loss", "squared", "--learner.checkpoint_steps", "100", "--learner.max_nonfinite_updates", "5")
+@pytest.mark.parametrize("words", [(), ("--learner.replay_device", "learner", "--logger.period", "1000")])
+def test_f18_repeated_non_finite_losses_end_the_run_with_4(start_here, tmp_path, words):
+    words += ("--agent.loss", "squared", "--learner.checkpoint_steps", "100", "--learner.max_nonfinite_updates", "5")
     program = start_here(tmp_path, *FAULTY, *INLINE, *words, environment=faults({"kind": "huge reward", "at": 30}))
     assert (
         program.returncode == 4
@@ -197,6 +198,15 @@ def test_f18_repeated_non_finite_losses_end_the_run_with_4(start_here, tmp_path)
     )
     state, _ = run_checkpoint.load(tmp_path / "models" / "test_one_checkpoints")
     assert all(tensor.isfinite().all() for tensor in state["agent"]["model"].values())
+
+
+@pytest.mark.slow
+def test_f19_missing_priorities_are_refused_by_a_replay_on_the_device(start_here, tmp_path):
+    words = ("--memory_type", "prioritized", "--agent_type", AGENTS + "BadPriorities", "--updates", "20")
+    environment = faults({"kind": "no priorities"})
+    device = ("--learner.replay_device", "learner")
+    program = start_here(tmp_path, *FAULTY, *INLINE, *words, *device, environment=environment)
+    assert program.returncode == 4 and "ValueError: priorities" in program.stderr, program.stderr
 
 
 @pytest.mark.parametrize("kind", ["nan", "no", "zero"])

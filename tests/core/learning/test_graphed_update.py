@@ -132,7 +132,7 @@ def test_agents_without_prepared_updates_are_not_captured():
 
     agent = Own(DQN.Params(), DISCRETE, lambda: None)
     with pytest.raises(ValueError, match="updates of Own at once cannot be captured"):
-        graphed(agent, SimpleNamespace(generator=None), 1, 1, capture=True)
+        graphed(agent, SimpleNamespace(generator=None, takes_priorities=False), 1, 1, capture=True)
     with pytest.raises(NotImplementedError, match="Own cannot be captured"):
         agent.prepare_updates(1)
 
