@@ -512,6 +512,14 @@ CONFIGS += [
     {"name": "ppo-hopper", "game": "Hopper-v5", **PPO_MUJOCO},
     {"name": "ppo-halfcheetah", "game": "HalfCheetah-v5", **PPO_MUJOCO},
     {"name": "ppo-walker2d", "game": "Walker2d-v5", **PPO_MUJOCO},
+    # Settings tuned for stable-baselines3 (rl-baselines3-zoo, hyperparams/ppo.yml, HalfCheetah-v3), which clips no
+    # values and evaluates greedily. Its first weights are not orthogonal.
+    {"name": "ppo-halfcheetah-zoo", "game": "HalfCheetah-v5", **PPO_MUJOCO, "model.hidden": 256,
+     "model.activation": "relu", "model.log_std": -2.0, "agent.unroll_length": 512, "agent.minibatches": 8,
+     "agent.epochs": 20, "agent.gamma": 0.98, "agent.gae_lambda": 0.92, "agent.learning_rate": 2.0633e-5,
+     "agent.lr_schedule": "constant", "agent.entropy_cost": 0.000401762, "agent.clip_epsilon": 0.1,
+     "agent.clip_norm": 0.8, "agent.baseline_cost": 0.58096, "agent.value_clipping": False,
+     "agent.evaluation": "greedy", "evaluator.steps": 50_000},
     # Each joint has a choice of its own among 7 torques, 343 combinations in all (1901.10500).
     {"name": "ppo-hopper-multidiscrete", "game": "Hopper-v5", **PPO_MUJOCO,
      "env.wrappers": [["gymnasium.wrappers:DiscretizeAction", {"bins": 7, "multidiscrete": True}]]},

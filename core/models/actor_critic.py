@@ -9,7 +9,7 @@
 """
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -162,6 +162,10 @@ class MinAtarAC(ActorCritic, torso=MinAtarTorso):
 class MLPACParams(ActorCriticNetworkParams):
     hidden: int = Field(default=64, ge=1, le=8_192)
     """Units of each of the two hidden layers."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Function of the hidden units."""
+    log_std: float = Field(default=0.0, ge=-10, le=2)
+    """Logarithm of the first standard deviations of continuous actions, in units where bounds are -1 and 1."""
     value_torso: bool = False
     """Give the value hidden layers of its own, as in PPO (1707.06347, section 6.1); an LSTM excludes it."""
     normalize_observations: bool = False
@@ -169,7 +173,7 @@ class MLPACParams(ActorCriticNetworkParams):
 
 
 class MLPAC(ActorCritic):
-    """Two hidden layers of tanh for vectors, as in PPO (1707.06347, section 6.1), shared by policy and value or not."""
+    """Two hidden layers for vectors, of tanh as in PPO (1707.06347, section 6.1), shared by policy and value or not."""
 
     Params = MLPACParams
     observations = "vector"
@@ -178,8 +182,10 @@ class MLPAC(ActorCritic):
         if params.value_torso and params.lstm:
             raise ValueError(f"model.value_torso needs a network without memory, not model.lstm={params.lstm}")
         size = math.prod(spec.observation_shape)
-        torsos = [_tanh_torso(size, params.hidden) for _ in range(1 + params.value_torso)]
+        torsos = [_vector_torso(size, params) for _ in range(1 + params.value_torso)]
         super().__init__(params, spec, torsos[0], value_torso=torsos[1] if params.value_torso else None)
+        if self.log_deviations is not None:
+            self.log_deviations.data.fill_(params.log_std)
         self.normalization = RunningNormalization(size) if params.normalize_observations else None
 
     def preprocess(self, observation: Tensor) -> Tensor:
@@ -191,8 +197,9 @@ class MLPAC(ActorCritic):
             self.normalization.update(observation)
 
 
-def _tanh_torso(size: int, hidden: int) -> nn.Sequential:
-    return nn.Sequential(nn.Flatten(), nn.Linear(size, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh())
+def _vector_torso(size: int, params: MLPACParams) -> nn.Sequential:
+    activation, hidden = {"tanh": nn.Tanh, "relu": nn.ReLU}[params.activation], params.hidden
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, hidden), activation(), nn.Linear(hidden, hidden), activation())
 
 
 class ImpalaCNN(ActorCritic, torso=ImpalaTorso):
