@@ -44,7 +44,8 @@ class LearnerOutput(NamedTuple):
 
     statistics: dict[str, Tensor]  # scalars, left on their device; updates may report different names
     priorities: Tensor | None  # [B], non-negative
-    skipped: bool | Tensor = False  # loss or gradient was not finite, nothing changed; a tensor after `prepare_updates`
+    # A loss or gradient was not finite, so that an optimiser step was left out; a tensor after `prepare_updates`.
+    skipped: bool | Tensor = False
 
 
 def make_learner_output(
@@ -73,8 +74,8 @@ def make_learner_output(
 class Exploration(Protocol):
     """One actor's departure from the greedy policy.
 
-    The agent makes it and the actor keeps it. `update` adapts it to the agent steps of the run, and to those since
-    learning started (rate_limiter.min_replay_size).
+    The agent makes it and the actor keeps it. `update` adapts it to the agent steps of the run, and to
+    `learning_steps`: those after rate_limiter.min_replay_size, when learning starts.
     """
 
     def update(self, agent_steps: int, learning_steps: int) -> None: ...
@@ -127,7 +128,7 @@ class Agent(ABC):
 
     @classmethod
     def compiled_calls(cls, params: Any) -> int:
-        """Return the calls of compiled work in an update: 1, or those of the part that `compile_parts` names."""
+        """Return how often an update calls compiled work: once, or once for each call of a part (`compile_parts`)."""
         return 1
 
     @classmethod
@@ -333,7 +334,7 @@ class Agent(ABC):
         """Let parts of an update be compiled in place of the whole update; return True if this agent has such parts.
 
         Args:
-            compiled: As GraphedUpdate takes it.
+            compiled: Makes a compiled callable of a part and of the number of its calls after which it repeats.
         """
         return False
 

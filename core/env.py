@@ -65,7 +65,7 @@ class Env(ABC):
             params: Settings of this class, an instance of `Params`.
             game: Name of the game, as a config gives it.
             num_envs: Number E of environments.
-            training: If False, rewards are raw and a lost life has no discount.
+            training: If False, rewards are not clipped, and losing a life leaves the discount at 1.
             num_threads: CPU threads that stepping may use.
             render_mode: "human", "rgb_array" or None. Rendering allows one environment only.
         """

@@ -26,7 +26,7 @@ class Model(nn.Module, ABC):
 
     - "q": action values [B, A]
     - "recurrent-q": action values [B, A] of OARInputs
-    - "distribution": numbers of a distribution of returns for each action [B, A, atoms]
+    - "distribution": parameters of a distribution of returns for each action [B, A, atoms]
     - "implicit-quantiles": quantiles of returns for each action [B, A, N], at the N fractions of QuantileInputs; of a
       plain observation, at fractions that the model chooses to act by
     - "actor-critic": ActorCriticOutput

@@ -65,7 +65,7 @@ class TrainedRun:
     signature: str
     log_folder: Path  # of metrics and options
     model_path: Path  # of the best evaluation
-    checkpoint_folder: Path  # of the newest full checkpoints
+    checkpoint_folder: Path  # of the newest checkpoints
 
     @property
     def scores(self) -> Curve:

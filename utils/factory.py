@@ -81,7 +81,7 @@ def why_not(setting: str, error: Exception) -> str:
         return str(error)
     if isinstance(error, ImportError):
         return f"{setting}: {error}"
-    return f"{setting} cannot be had: {describe_exception(error)}"
+    return f"{setting} cannot be loaded: {describe_exception(error)}"
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

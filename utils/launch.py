@@ -1,4 +1,4 @@
-"""From Options to the Context that every process of the run receives, and to the next part of an elastic run."""
+"""Create the Context that all processes of a run share, and the options of an elastic run's next part."""
 
 import dataclasses
 import os

@@ -429,8 +429,8 @@ ON_CARTPOLE = {**ADAM, "env_type": "gym", "game": "CartPole-v1", "model_type": "
                "agent.batch_size": 8, "agent.lr_schedule": "linear", "agent.lr_schedule_updates": None,
                "num_envs_per_actor": 8, "evaluator.period": 10.0,
                "evaluator.episodes": 20, "steps": 1_000_000}
-# A reservoir of 1 M steps is half of a run on MinAtar, as in the paper (1811.11682). With 20,000 steps learning is much
-# slower, also of LASER; all replays on MinAtar have one size (docs/results/minatar.md).
+# 50,000 unrolls of 20 steps: a reservoir of 1 M steps is half of a run on MinAtar, as in the paper (1811.11682). With
+# 20,000 steps learning is much slower, also of LASER; all replays on MinAtar have one size (docs/results/minatar.md).
 MILLION_STEPS = {"capacity": 50_000}
 CLEAR = {**replay(0.5, "reservoir", **MILLION_STEPS), "agent.policy_cloning_cost": 0.01,
          "agent.value_cloning_cost": 0.005}

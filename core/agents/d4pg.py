@@ -20,15 +20,15 @@ class D4PGParams(ControlAgentParams):
     n_step: int = Field(default=5, ge=1, le=100)
     """Steps of the return before it bootstraps (D4PG: 5)."""
     v_min: float = Field(default=0.0, ge=-1e9, le=1e9)
-    """Smallest return that the critic tells apart; it depends on the task."""
+    """Lower end of the support of returns; it depends on the task."""
     v_max: float = Field(default=1_000.0, ge=-1e9, le=1e9)
-    """Largest return that the critic tells apart; it depends on the task."""
+    """Upper end of the support of returns; it depends on the task."""
     learning_rate: float = Field(default=1e-4, gt=0, le=100)
     """Learning rate of the policy at the start (D4PG: 1e-4)."""
     critic_learning_rate: float = Field(default=1e-4, gt=0, le=100)
     """Learning rate of the critic at the start (D4PG: 1e-4)."""
     noise_scale: float = Field(default=0.3, ge=0, le=1_000)
-    """Deviation of the noise, as a share of the range's half width (D4PG: 0.3)."""
+    """Standard deviation of the noise, as a share of the range's half width (D4PG: 0.3)."""
     target_update_period: int = Field(default=100, ge=1, le=10**9)
     """Updates between updates of the targets (D4PG: 100)."""
     target_update_tau: float = Field(default=1.0, gt=0, le=1)

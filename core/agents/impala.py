@@ -40,9 +40,9 @@ class ImpalaAgentParams(ActorCriticAgentParams):
     value_cloning_cost: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of the value cloning loss on replayed unrolls; 0 is off (CLEAR: 0.005)."""
     relevance: Literal["none", "implied", "kl"] = "none"
-    """Divergence by which replayed steps are left out: LASER's implied policy, or pi and mu themselves (kl)."""
+    """KL divergence by which replayed steps are left out: of LASER's implied policy, or of pi and mu (kl)."""
     relevance_threshold: float = Field(default=0.3, gt=0, le=1e6)
-    """Nats of relevance from which steps are left out; LASER leaves it open, the replaced system had 0.3."""
+    """KL divergence in nats from which replayed steps are left out; LASER names no value."""
 
 
 class Impala(SumLossAgent):

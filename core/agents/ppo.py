@@ -53,10 +53,11 @@ class PPOParams(RolloutAgentParams, ActorCriticAgentParams):
     value_clipping: bool = True
     """Clip the change of a value in an update by clip_epsilon."""
     normalize_advantages: bool = True
-    """Normalise advantages by mean and deviation of each minibatch."""
+    """Normalise advantages by mean and standard deviation of each minibatch."""
     normalize_rewards: bool = False
-    """Divide rewards by the deviation of discounted returns so far, and clip them to +- 10. The 0 of an episode's first
-    observation counts as a return. Returns begin at 0 also after a truncation, where gymnasium's wrapper goes on."""
+    """Divide rewards by the standard deviation of discounted returns so far, and clip them to +- 10. The 0 of an
+    episode's first observation counts as a return. Returns begin at 0 also after a truncation, where gymnasium's
+    wrapper goes on."""
     target_kl: float = Field(default=0.0, ge=0, le=1e6)
     """Nats of KL(mu || pi) in the last minibatch of an epoch after which the update ends; 0 is off."""
     rho_bar: float = Field(default=1.0, gt=0, le=1e30)

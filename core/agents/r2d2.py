@@ -58,7 +58,7 @@ class R2D2Params(QLearningParams):
     allow_clipped_rewards: bool = False
     """Train on clipped rewards. The network reads the last reward, and evaluations never clip it."""
     exploration: Literal["linear", "ladder", "linear-ladder"] = "ladder"
-    """Schedule by which epsilon falls, or differs between environments."""
+    """Epsilon falls (linear), differs between environments (ladder), or falls to those values (linear-ladder)."""
 
 
 class R2D2(QLearning):

@@ -29,9 +29,9 @@ class RainbowParams(MunchausenParams):
     distribution: Literal["categorical", "quantile"] = "categorical"
     """Distribution that is learnt: C51 (categorical), or quantile regression."""
     v_min: float = Field(default=-10.0, ge=-1e9, le=1e9)
-    """Smallest return that "categorical" tells apart (C51: -10, for clipped rewards)."""
+    """Lower end of the support of "categorical" (C51: -10, for clipped rewards)."""
     v_max: float = Field(default=10.0, ge=-1e9, le=1e9)
-    """Largest return that "categorical" tells apart (C51: 10, for clipped rewards)."""
+    """Upper end of the support of "categorical" (C51: 10, for clipped rewards)."""
     kappa: float = Field(default=1.0, gt=0, le=1e6)
     """Error up to which "quantile" is squared; larger ones count linearly (QR-DQN: 1)."""
     learning_rate: float = Field(default=6.25e-5, gt=0, le=100)

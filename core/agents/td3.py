@@ -21,7 +21,7 @@ class TD3Params(ControlAgentParams):
     policy_update_period: int = Field(default=2, ge=1, le=10_000)
     """Updates of the critics for one of policy and targets, which move at these updates only (TD3: 2)."""
     smoothing_scale: float = Field(default=0.2, ge=0, le=1_000)
-    """Deviation of the noise on the target's action, as a share of the range's half width (TD3: 0.2)."""
+    """Standard deviation of the noise on the target's action, as a share of the range's half width (TD3: 0.2)."""
     smoothing_clip: float = Field(default=0.5, ge=0, le=1_000)
     """Largest size of the noise on the target's action, as a share of the range's half width (TD3: 0.5)."""
 

@@ -1,4 +1,4 @@
-"""Calls of work that is the same tensor operations every time: as a CUDA graph, or compiled for the CPU.
+"""Call work that is the same tensor operations every time: as a CUDA graph, or compiled for the CPU.
 
 - CudaGraphCallable captures the work once. A graph costs one launch, where Python would launch hundreds of kernels. It
   repeats addresses, not Python: the work must always read and write the same tensors, and must not decide by the value
@@ -69,7 +69,7 @@ class CudaGraphCallable:
             torch.cuda.current_stream().wait_stream(stream)
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        """Capture the work, which runs nothing. Other threads may use the device meanwhile."""
+        """Capture the work without running it. Other threads may use the device meanwhile."""
         graph = torch.cuda.CUDAGraph()
         for generator in self._generators:
             graph.register_generator_state(generator)

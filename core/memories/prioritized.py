@@ -96,7 +96,7 @@ class PrioritizedLeaves(StartLeaves[Store]):
         self.rule, self.batches = rule, 0
 
     def statistics(self) -> dict[str, float]:
-        """Return mean_priority, the mean leaf of all starts, max_priority, and the next batch's beta."""
+        """Return mean_priority, the mean of all priorities to the power alpha, the largest |td|, and the next beta."""
         mean = float(self.store.total) / max(int((self.store.leaves > 0).sum()), 1)
         largest = float(self.rule.largest)
         return {"mean_priority": mean, "max_priority": largest, "beta": self.rule.beta(self.batches)}

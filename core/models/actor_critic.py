@@ -132,7 +132,7 @@ class NatureAC(ActorCritic, torso=NatureTorso):
 @frozen_dataclass
 class FeatureTorso(TorsoParams):
     feature_size: int = Field(default=128, ge=1, le=8_192)
-    """Numbers that stand for a state where replay compares states."""
+    """Length of the feature vectors by which replay compares states."""
 
     def layers(self, spec: EnvSpec) -> nn.Sequential:
         return convolutions(spec, (64, 8, 4), (64, 4, 2), (128, 3, 1))
@@ -169,7 +169,7 @@ class MLPACParams(ActorCriticNetworkParams):
     value_torso: bool = False
     """Give the value hidden layers of its own, as in PPO (1707.06347, section 6.1); an LSTM excludes it."""
     normalize_observations: bool = False
-    """Normalise observations by the mean and deviation of what was learnt from so far."""
+    """Normalise observations by mean and standard deviation of what was learnt from so far."""
 
 
 class MLPAC(ActorCritic):

@@ -33,7 +33,7 @@ class ControlNetworkParams(ModelParams):
 @frozen_dataclass
 class ControlMLPParams(ControlNetworkParams):
     normalize_observations: bool = False
-    """Normalise observations by the mean and deviation of what was learnt from so far."""
+    """Normalise observations by mean and standard deviation of what was learnt from so far."""
 
 
 class Critic(nn.Module):

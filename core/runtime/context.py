@@ -43,7 +43,7 @@ class Context:
     counters: RunCounters
     run_state: RunState
     logs: LogRings
-    # The verified full checkpoint that this run continues from.
+    # The verified checkpoint that this run continues from.
     resume_from: Path | None = None
     initial_weights: Path | None = None
     # Makes the memory of each learner, by learner: on this node, or on the node of a learner elsewhere.

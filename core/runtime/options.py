@@ -31,15 +31,15 @@ class ActorParams:
     chunk_length: int = Field(default=8, ge=1, le=10_000)
     """Steps of each environment that are published together; of unrolls and R2D2, agent options say how many."""
     parameter_pull_period: int = Field(default=100, ge=1, le=10**9)
-    """Agent steps of this actor between looks for newer parameters (Ape-X: 100)."""
+    """Agent steps of this actor between pulls of newer parameters (Ape-X: 100)."""
     env_threads: int = Field(default=1, ge=1, le=256)
     """Emulator threads of each split of an actor's environments."""
     num_env_splits: int = Field(default=1, ge=1, le=256)
-    """Splits of an actor's environments that take turns. With 2, one is emulated while the other is answered."""
+    """Splits of an actor's environments that take turns. Of 2, one steps while actions for the other are computed."""
     device: str = "cpu"
     """Device of the actor's network: cpu, cuda, cuda:1; auto is cuda if there is a GPU."""
     cuda_graph: Literal["auto", "on", "off"] = "auto"
-    """Compute the actor's answers by a CUDA graph; auto does where its device is a GPU."""
+    """Run the actor's network as a CUDA graph; auto does where its device is a GPU."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """Precision of the actor's network; auto is what learner.precision auto is on the actor's device."""
     niceness: int = Field(default=10, ge=0, le=19)
@@ -51,8 +51,8 @@ class LearnerParams:
     """Options of every learner process."""
 
     threads: int = Field(default=0, ge=0, le=1_024)
-    """Torch threads of a learner; 0 is OMP_NUM_THREADS or, if it is not set, all cores up to 4, then what the actors
-    leave, and one fewer if the sampling thread computes targets."""
+    """Torch threads of a learner; 0 is OMP_NUM_THREADS or, if that is not set, all cores where there are at most 4. Of
+    more, it is those that actors leave, at least half. A sampling thread that computes targets takes one of them."""
     prefetch: int = Field(default=2, ge=0, le=256)
     """Batches that a thread samples ahead; 0 samples in the learner's own thread, as the inline engine always does."""
     batches_per_sample: int = Field(default=1, ge=1, le=1_024)
@@ -60,16 +60,16 @@ class LearnerParams:
     replay_device: Literal["cpu", "learner"] = "cpu"
     """Device that batches are drawn on; with `learner` the replay is copied to the learner's device."""
     updates_per_graph_launch: int = Field(default=1, ge=1, le=1_024)
-    """Updates that Python starts as one; more than 1 needs replay_device learner."""
+    """Updates that Python launches at once; more than 1 needs replay_device learner."""
     cuda_graph: Literal["auto", "on", "off"] = "auto"
     """Run updates as a CUDA graph; auto does with replay_device learner where possible."""
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
     """Precision of networks; auto is tf32 on a GPU, and on a CPU bf16 for images of 42x42 and more if it is native."""
     gradient_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Numbers in which several learners send gradients; bfloat16 halves the bytes and rounds to 8 bits."""
+    """Dtype in which several learners send gradients; bfloat16 halves the bytes and rounds to 8 bits."""
     compile: Literal["auto", "yes", "no"] = "no"
-    """Compile updates on a CPU; auto does on vectors and small images, without an LSTM, in runs of 40,000 updates
-    (PPO, PQN: minibatches)."""
+    """Compile updates on a CPU. auto does for one learner on vectors and images below 42x42, without an LSTM, in runs
+    of 40,000 updates or more (PPO, PQN: minibatches), and not on engine inline."""
     microbatch_on_oom: bool = False
     """Split a batch that exceeds GPU memory, and add the gradients of its parts."""
     publish_period: int = Field(default=10, ge=1, le=10**9)
@@ -77,13 +77,13 @@ class LearnerParams:
     max_nonfinite_updates: int = Field(default=10, ge=1, le=10**9)
     """Updates in a row with a non-finite loss before the run is given up."""
     sync_check_period: int = Field(default=1_000, ge=0, le=10**9)
-    """Updates between checks that several learners are alike; 0 checks never."""
+    """Updates between comparisons of the states of several learners; 0 compares the number of updates alone."""
     checkpoint_period: float = Field(default=60.0, gt=0, le=1e9)
-    """Seconds between full checkpoints, not on engine inline; one more comes at the end."""
+    """Seconds between checkpoints, not on engine inline; one more is written at the end."""
     checkpoint_steps: int = Field(default=0, ge=0, le=10**12)
-    """Agent steps between further full checkpoints, beside those of checkpoint_period; 0 makes none of them."""
+    """Agent steps between further checkpoints, beside those of checkpoint_period; 0 makes none of them."""
     checkpoint_keep: int = Field(default=2, ge=1, le=10_000)
-    """Newest full checkpoints that are kept."""
+    """Newest checkpoints that are kept."""
     checkpoint_replay: bool = False
     """Store the replay in checkpoints too, for an exact continuation; files are large."""
 
@@ -192,12 +192,12 @@ class RayParams:
     connect_timeout: float = Field(default=20.0, ge=0.1, le=86_400)
     """Seconds within which a cluster must answer."""
     placement_timeout: float | None = Field(default=60.0, ge=0.1, le=1e9)
-    """Seconds to wait for room for the run; None waits without a limit."""
+    """Seconds to wait until Ray reserves the resources of the run; None waits without a limit."""
     head_timeout: float = Field(default=20.0, gt=0, le=1e6)
     """Seconds without an answer of the head after which the run saves and ends."""
     learner_timeout: float | None = Field(default=300.0, gt=0, le=1e9)
-    """Seconds without a place for any actor of a learner after which the run saves and ends, and without home after
-    which the node of a learner ends; None waits without a limit."""
+    """Seconds that a learner may be without any placed actor before the run saves and ends. The node of a learner ends
+    after as long without contact to the main node. None waits without a limit."""
 
 
 @frozen_dataclass
@@ -260,7 +260,8 @@ class RunOptions(ABC):
     game: str = ""
     """Name of the game as the environment class knows it: pong, CartPole-v1."""
     memory_type: str = ""
-    """Memory class: a name of utils/factory.py, or package.module:Class of your own."""
+    """Memory class: shared (uniform replay), prioritized, rollouts, queue, mixed, circular of utils/factory.py, or
+    package.module:Class of your own."""
     model_type: str = ""
     """Model class: a name of utils/factory.py, or package.module:Class of your own."""
     root: str = ""

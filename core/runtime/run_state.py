@@ -173,11 +173,11 @@ class RunCounters:
 
 @frozen_dataclass
 class RateLimiterParams:
-    """Options of the pace: the samples per insert, and the step at which learning starts."""
+    """Options of the rate limiter: the samples per insert, and the step at which learning starts."""
 
     samples_per_insert: float | None = Field(default=8.0, gt=0, le=1e6)
-    """Samples learnt from for each agent step stored (Nature DQN: 32 / 4). Over agent.batch_size it is the number
-    of updates for each agent step, so a change of one may need a change of the other."""
+    """Samples learnt from for each agent step stored (Nature DQN: 32 / 4), also of sequences: R2D2 learns from 80 of
+    each window. Divided by the samples of an update, it is the updates for each agent step. None: no limit."""
     min_replay_size: int = Field(default=20_000, ge=1, le=10**10)
     """Agent steps that actors make before the first update."""
     error_buffer: int = Field(default=1_000, ge=1, le=10**10)
@@ -292,7 +292,7 @@ class RunState:
         return self._flag("checkpoints_requested") > self._flag("checkpoints_written")
 
     def request_checkpoint(self) -> None:
-        """Ask the learners for a full checkpoint. Only the engine calls this."""
+        """Ask the learners for a checkpoint. Only the engine calls this."""
         self._set_flag("checkpoints_requested", self._flag("checkpoints_requested") + 1)
 
     def confirm_checkpoint(self) -> None:

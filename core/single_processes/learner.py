@@ -54,7 +54,7 @@ class TrainingDiverged(RuntimeError):
 
 
 def learner(context: Context, index: int) -> Iterator[bool]:
-    """Yield True after an update, False while waiting for actors. The last act is a full checkpoint.
+    """Yield True after an update, False while waiting for actors. It ends by saving a checkpoint.
 
     Several learners update, save and end together. A learner that is ready waits until all others have reported.
     Learner 0 also does what all would do alike: report, write the agent. The first one of a node publishes there.
@@ -190,8 +190,8 @@ class _Learner:
             shared_memory.release_actors()
         if updater.metrics.consecutive_skipped >= params.max_nonfinite_updates:
             raise TrainingDiverged(
-                f"the loss was not finite in {updater.metrics.consecutive_skipped} updates in a row, which changed "
-                "nothing. Smaller rewards, agent.learning_rate or agent.clip_norm may help"
+                f"a loss or gradient was not finite in {updater.metrics.consecutive_skipped} updates in a row, which "
+                "were left out. Smaller rewards, agent.learning_rate or agent.clip_norm may help"
             )
         if group.index == 0 and self.reports.due(context.counters.agent_steps):
             self.report()
@@ -207,7 +207,7 @@ class _Learner:
 
     # checkpoints ------------------------------------------------------------------------------------------------------
     def save(self, group: LearnerGroup) -> Generator[bool, None, None]:
-        """Publish the parameters, then write a full checkpoint together with the others of the group.
+        """Publish the parameters, then write a checkpoint together with the others of the group.
 
         A full disk is reported and counted; training continues.
         """
@@ -409,7 +409,7 @@ def compiles_updates(options: RunOptions, agent: Agent) -> bool:
     )
     lacking = f"{type(agent).__name__} does not itself set supports_cuda_graphs"
     if pays and (reason := missing_compiler() if agent.supports_cuda_graphs else lacking):
-        log_to_stderr(f"updates are not compiled, which would be faster: {reason} (learner.compile no ends this line)")
+        log_to_stderr(f"updates are not compiled, which would be faster: {reason} (learner.compile no hides this line)")
         return False
     return pays
 

@@ -35,8 +35,8 @@ class StorageParams:
     frame_compression: Literal["raw", "lz4"] = RAW
     """Compression of the frames in the replay."""
     max_frame_bytes: int | None = Field(default=None, ge=1, le=10**15)
-    """Bytes that frames may take in the rings of a learner; None is memory.capacity's for raw frames, a sixteenth of it
-    for lz4. Copies that reservoir and elite insertion make are beside it."""
+    """Bytes that frames may take in the rings of a learner. None: what memory.capacity needs for raw frames, and a
+    sixteenth of that for lz4. Copies that reservoir and elite insertion make do not count."""
     compression_level: int = Field(default=0, ge=0, le=12)
     """Level of lz4: 0 is fast; 1 to 12 are smaller and at least ten times slower."""
     gather_threads: int = Field(default=1, ge=1, le=256)

@@ -385,7 +385,7 @@ def test_f03_several_bad_values_are_reported_at_once(refuse):
         ),
         (["--config", "dqn-cartpole", "--engine", "foo.bar:Baz"], ["unknown engine 'foo.bar:Baz'", "no module foo"]),
         (["--config", "dqn-cartpole", "--engine", "os:nothere"], ["unknown engine 'os:nothere'", "os has no nothere"]),
-        (["--config", "dqn-cartpole", "--engine", "..:Own"], ["engine=..:Own cannot be had", "TypeError"]),
+        (["--config", "dqn-cartpole", "--engine", "..:Own"], ["engine=..:Own cannot be loaded", "TypeError"]),
         (["--config", "dqn-cartpole", "--machine", "../x"], ["machine='../x'"]),
         (["--config", "dqn-cartpole", "--resume", "a_b", "--model_file", "c.pth"], ["exclude each other"]),
     ],

@@ -296,7 +296,7 @@ def _test_checkpoint(options: Options, agent: Agent, batch: Batch) -> list[str]:
         output = learner.learn(batch)
         states.append({"statistics": output.statistics, "state": _stored_state(learner)})
     name = _difference(states[0], states[1], options.agent_type)
-    return [f"a resumed run would go on otherwise: its checkpoint lacks what the next {name} needs"] if name else []
+    return [f"a resumed run would differ from the next {name} on: its checkpoint lacks a state"] if name else []
 
 
 def _stored_state(agent: Agent) -> Any:

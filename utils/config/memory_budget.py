@@ -248,8 +248,8 @@ def _limiter(options: Options, samples_per_window: int) -> list[str]:
     samples = options.batch_size * samples_per_window * options.num_learners * updates
     if ratio is not None and paces_itself:
         return [
-            f"rate_limiter.samples_per_insert={ratio} must be None with memory_type={options.memory_type}: a queue is "
-            "learnt from once and sets the pace itself"
+            f"rate_limiter.samples_per_insert={ratio} must be None with memory_type={options.memory_type}, "
+            "which limits the samples of an agent step itself"
         ]
     if ratio is None and options.engine == "inline" and not paces_itself:
         return [

@@ -162,7 +162,7 @@ def with_lines(options: Options) -> tuple[Options, list[str]]:
 
 
 def missing_classes(options: Options) -> dict[str, str]:
-    """Return the sections whose class cannot be had: section -> why not."""
+    """Return the sections whose class cannot be loaded: section -> why not."""
     missing: dict[str, str] = {}
     for section, (type_field, factory) in SECTIONS.items():
         name = getattr(options, type_field)

@@ -219,7 +219,7 @@ def _schedule(options: Options) -> Iterator[str]:
     if options.mode != 1 or schedule == "constant":
         return
     if schedule == "step" and agent.lr_decay > 1:
-        yield f"agent.lr_schedule=step with agent.lr_decay={agent.lr_decay} would raise the rate without end: 1 is most"
+        yield f"agent.lr_schedule=step with agent.lr_decay={agent.lr_decay} would raise the rate without end: at most 1"
     for name in ("learning_rate", "critic_learning_rate"):
         if schedule == "step" and agent.lr_end > (rate := getattr(agent, name, agent.lr_end)):
             yield f"agent.lr_schedule=step with agent.lr_end={agent.lr_end} would begin above agent.{name}={rate}"
@@ -384,7 +384,7 @@ def _compiled(options: Options) -> Iterator[str]:
         if value != needed:
             yield f"learner.compile=yes needs {name}={needed}, not {value}"
     if reason := missing_compiler():
-        yield f"learner.compile=yes: {reason}; learner.compile=auto goes on without"
+        yield f"learner.compile=yes: {reason}; learner.compile=auto runs without"
 
 
 def _placement(options: Options) -> Iterator[str]:

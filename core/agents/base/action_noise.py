@@ -17,7 +17,7 @@ class ActionNoiseParams:
     noise: Literal["gaussian", "ornstein-uhlenbeck", "none"] = "gaussian"
     """Noise that is added to the policy's action."""
     noise_scale: float = Field(default=0.1, ge=0, le=1_000)
-    """Deviation of the noise, as a share of the range's half width (TD3: 0.1, D4PG: 0.3, DDPG's OU: 0.2)."""
+    """Standard deviation of the noise, as a share of the range's half width (TD3: 0.1, D4PG: 0.3, DDPG's OU: 0.2)."""
     noise_end: float = Field(default=1.0, ge=0, le=1_000)
     """Factor of noise_scale that annealing ends at; 1 is no annealing."""
     noise_steps: int = Field(default=1_000_000, ge=1, le=10**12)

@@ -36,7 +36,7 @@ class ActionValueParams(OptimizerParams, AgentParams):
     gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount of a step."""
     exploration: Literal["linear", "ladder", "linear-ladder"] = "linear"
-    """Schedule by which epsilon falls, or differs between environments."""
+    """Epsilon falls (linear), differs between environments (ladder), or falls to those values (linear-ladder)."""
     exploration_epsilon_start: float = Field(default=1.0, ge=0, le=1)
     """Share of random actions at first."""
     exploration_epsilon_end: float = Field(default=0.01, ge=0, le=1)

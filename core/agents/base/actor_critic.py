@@ -5,8 +5,8 @@ Each agent's own file says how it learns.
 Several choices at once (MultiDiscrete) are drawn independently of each other. Log-probabilities, entropies and the
 ratios of V-trace are those of all choices together.
 
-Continuous actions are drawn from a Gaussian in -1 .. 1 for the bounds of the space. The environment gets them clipped
-to the bounds or, with `squash_actions`, their tanh. Steps store them as they were drawn, because densities are theirs.
+Continuous actions are drawn from a Gaussian, in units where the bounds of the space are -1 and 1. The environment gets
+them clipped to the bounds or, with `squash_actions`, their tanh. Steps store them as drawn, for their densities.
 Choices and numbers at once (Mixed) are both, drawn independently of each other.
 """
 

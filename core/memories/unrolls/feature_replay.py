@@ -52,11 +52,11 @@ class CustomParams:
     lambda_batch_multiplier: float = Field(default=1.0, ge=1, le=10_000)
     """Candidates drawn for each unroll that is kept, at first."""
     alfa_annealing_factor: float = Field(default=1.0, gt=0, le=1e6)
-    """Factor of lambda_batches until there is one candidate for each unroll."""
+    """Candidates fall to one for each unroll within lambda_batches batches times this factor."""
     lambda_batches: int = Field(default=100_000, ge=1, le=10**12)
     """Batches over which candidates are annealed (lr_scheduler_steps in the replaced system)."""
     elite_sampling_strategy: Literal["strategy1", "strategy2", "strategy3", "strategy4"] = "strategy3"
-    """Way in which elite sampling keeps candidates."""
+    """Candidates that elite sampling keeps: nearest (1), nearest of each group (2), least drawn (3) or both (4)."""
     elite_batch_size: int = Field(default=20, ge=1, le=10_000)
     """Random slots that elite insertion compares."""
 

@@ -39,7 +39,7 @@ class EliteParams(CustomParams):
     lambda_batch_multiplier: float = Field(default=6.0, ge=1, le=10_000)
     """Candidates drawn for each unroll that is kept, at first."""
     alfa_annealing_factor: float = Field(default=2.0, gt=0, le=1e6)
-    """Factor of lambda_batches until there is one candidate for each unroll."""
+    """Candidates fall to one for each unroll within lambda_batches batches times this factor."""
 
 
 @frozen_dataclass

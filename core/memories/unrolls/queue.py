@@ -1,10 +1,10 @@
 """A queue of unrolls: each is learnt from once, first in first out, or dropped by the overflow policy and counted.
 
-- block: actors wait while the queue is full; nothing is dropped.
+- block: actors wait while the queue is full, and nothing is dropped once `min_replay_size` steps are stored.
 - keep_latest drops the oldest waiting unroll, keep_oldest the arriving one, and alternating takes turns between them.
 - An unroll that was drawn for the next batch does not wait any more. A capacity below the batch is therefore no
   deadlock.
-- While the first `min_replay_size` steps are stored nobody reads, and block keeps the latest.
+- Before that nothing is drawn and no actor waits: block then drops the oldest beyond the capacity.
 """
 
 from collections import deque
@@ -28,7 +28,8 @@ class QueueParams(MemoryParams):
     capacity: int = Field(default=1, ge=1, le=10**7)
     """Unrolls that may wait; on_full "block" rounds it up to whole chunks of every actor."""
     on_full: Literal["block", "keep_latest", "keep_oldest", "alternating"] = "block"
-    """Rule for what happens when the queue is full."""
+    """Rule for a full queue: actors wait (block), or the oldest unroll (keep_latest), the arriving one (keep_oldest) or
+    either in turn (alternating) is dropped."""
 
 
 class QueueStrategy(ReplayStrategy):
@@ -161,7 +162,7 @@ class QueueStrategy(ReplayStrategy):
 
 
 class QueueMemory(UnrollMemory):
-    """A memory that is only a queue, for on-policy learning as in IMPALA."""
+    """A memory that is only a queue, as in IMPALA: unrolls are as old as the actors' parameters."""
 
     Params = QueueParams
 

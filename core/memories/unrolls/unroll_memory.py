@@ -109,7 +109,7 @@ class ReplayStrategy(ABC):
         """Return 1 to `count` unrolls; if there is none, return None."""
 
     def on_overwritten(self, count: int) -> None:
-        """Note that `count` unrolls drawn for the first time were overwritten before they were read."""
+        """Note that `count` unrolls drawn for the first time reached no batch, since most were overwritten before."""
 
     def on_batch_complete(self) -> None:
         """Note that everything drawn has been read into a batch."""

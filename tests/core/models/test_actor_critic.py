@@ -1,11 +1,13 @@
 """Every actor-critic network, with and without LSTM: shapes, unrolls, state resets, gradients, published sizes."""
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from core.models.actor_critic import MLPAC, FeatureAC, ImpalaCNN, ImpalaResNet, MinAtarAC, NatureAC, SmallAC
 from core.models.layers.torsos import ResidualBlock
-from core.specs import ArraySpec, Discrete, EnvSpec
+from core.specs import ArraySpec, Continuous, Discrete, EnvSpec
 from core.types import ActorCriticOutput, restart
 
 LENGTH, BATCH, ACTIONS = 6, 3, 5
@@ -128,6 +130,17 @@ def test_the_initial_policy_is_almost_uniform(network):
     model = make(network)
     output, _ = model(observe(model.spec, BATCH), ())
     assert (output.logits.softmax(-1) - 1 / ACTIONS).abs().max() < 0.02
+
+
+def test_activation_and_first_deviation_of_the_vector_network_are_options():
+    spec = EnvSpec("Pendulum-v1", ArraySpec((3,), "float32"), 0, Continuous(np.full(2, -2.0), np.full(2, 2.0)))
+    model = MLPAC(MLPAC.Params(activation="relu", log_std=-2.0, value_torso=True), spec)
+    output, _ = model(torch.randn(BATCH, 3), ())
+    assert (output.logits[:, 2:] == -2.0).all() and model.log_deviations.requires_grad
+    hidden = [layer for torso in (model.torso, model.value_torso) for layer in torso if not list(layer.parameters())]
+    assert [type(layer) for layer in hidden if not isinstance(layer, nn.Flatten)] == [nn.ReLU] * 4
+    features = nn.functional.relu(model.torso[3](nn.functional.relu(model.torso[1](torch.ones(1, 3)))))
+    torch.testing.assert_close(model(torch.ones(1, 3), ())[0].features, features)
 
 
 def test_the_feature_head_has_the_configured_size():

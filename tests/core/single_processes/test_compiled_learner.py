@@ -63,7 +63,7 @@ def test_auto_compiles_long_runs_of_small_networks(chosen, words, expected):
 
 
 def test_auto_says_that_a_compiler_is_missing_and_goes_on(chosen):
-    told = "updates are not compiled, which would be faster: no g++ (learner.compile no ends this line)\n"
+    told = "updates are not compiled, which would be faster: no g++ (learner.compile no hides this line)\n"
     assert chosen("--config", "dqn-minatar-breakout", reason="no g++") == (False, told)
     assert chosen("--config", "dqn-cartpole", reason="no g++") == (False, "")
 
@@ -71,6 +71,6 @@ def test_auto_says_that_a_compiler_is_missing_and_goes_on(chosen):
 def test_auto_says_that_an_agent_does_not_ask_to_be_compiled(chosen):
     told = (
         "updates are not compiled, which would be faster: Own does not itself set supports_cuda_graphs "
-        "(learner.compile no ends this line)\n"
+        "(learner.compile no hides this line)\n"
     )
     assert chosen("--config", "dqn-minatar-breakout", "--agent_type", f"{__name__}:Own") == (False, told)
