@@ -102,6 +102,9 @@ PARTS = {
         MINATAR,
         words=(STEPS, "500000", "--evaluator.steps", "25000"),
     ),
+    "others": Part(
+        "Tic-tac-toe, and several choices at once", ("dqn-tictactoe", "ppo-tictactoe", "ppo-hopper-multidiscrete")
+    ),
     "mujoco": Part("MuJoCo", ("ppo", "ddpg", "td3", "sac"), "-halfcheetah", MUJOCO, words=LONG_CONTROL),
     "mujoco-d4pg": Part("D4PG", ("d4pg-hopper", "d4pg-halfcheetah", "d4pg-walker-walk"), seeds=1, words=LONG_CONTROL),
     "pong-small": Part(
@@ -154,7 +157,8 @@ RATES = {
     "clear-minatar": 5_700,
     "laser-minatar": 3_800,
     "attentive-minatar": 4_300,
-    "elite": 4_300,
+    "elite1-minatar": 4_300,
+    "elite3-minatar": 4_300,
     "ppo-minatar": 13_300,
     "pqn-minatar": 18_500,
     "ppo-halfcheetah": 1_600,
@@ -163,7 +167,25 @@ RATES = {
     "dqn-pong-small": 250,
     "impala-pong-small": 1_860,
     "ppo-pong-small": 1_500,
+    "rainbow-pong-small": 235,
+    "iqn-pong-small": 264,
+    "munchausen-dqn-pong-small": 284,
+    "munchausen-iqn-pong-small": 137,
+    "btr-pong-small": 169,
+    "r2d2-pong-small": 261,
+    "pqn-pong-small": 959,
     "ppo-pong": 750,
+    "dqn-pong": 195,
+    "prior-ddqn-pong": 148,
+    "rainbow-pong": 125,
+    "r2d2-pong": 130,
+    "apex-pong": 105,
+    "impala-pong": 948,
+    "clear-pong": 392,
+    "impact-pong": 612,
+    "laser-pong": 1_100,
+    "elite3-pong": 340,
+    "pqn-pong": 686,
 }
 
 

@@ -30,6 +30,14 @@ def test_hours_are_steps_by_rate(monkeypatch):
     assert hours(Part("The row's own steps", ("dqn-cartpole",))) == (3, 3 * 200_000 / 50 / 3600, 0)
 
 
+def test_a_row_has_the_speed_of_its_own_pictures():
+    def speed(row):
+        return next(rate for beginning, rate in results.RATES.items() if row.startswith(beginning))
+
+    assert speed("elite3-minatar-breakout") > 10 * speed("elite3-pong")
+    assert all(speed(f"{name}-pong-small") != speed(f"{name}-pong") for name in ("dqn", "rainbow", "r2d2", "pqn"))
+
+
 def test_scores_are_relative_to_the_best_row_of_each_game():
     part = Part("Four rows", ("a", "b", "c", "d"), games=("x", "y"))
     late = {"x-a": [1.0, 3.0], "x-b": [4.0, 4.0], "y-a": [10.0, 10.0], "y-b": [5.0, 5.0]}
