@@ -115,6 +115,8 @@ def pyplot() -> Any:
     from matplotlib import pyplot
 
     pyplot.rcParams["text.parse_math"] = False  # names and titles may hold dollars
+    colors = pyplot.colormaps["tab20"].colors
+    pyplot.rcParams["axes.prop_cycle"] = pyplot.cycler(color=[*colors[::2], *colors[1::2]])  # the default, then paler
     return pyplot
 
 
