@@ -388,7 +388,8 @@ def main() -> int:
         for name in options.parts or PARTS:
             runs, known, unknown = hours(PARTS[name])
             others = f", {unknown} runs of unknown speed" if unknown else ""
-            print(f"{name}: {PARTS[name].title}, {runs} runs, {known:.1f} hours{others}")
+            limit = "" if PARTS[name].target_score is None else "at most "
+            print(f"{name}: {PARTS[name].title}, {runs} runs, {limit}{known:.1f} hours{others}")
         return 0
     with refusing():
         figures.pyplot()  # Fail before hours of training rather than after.

@@ -7,7 +7,8 @@
   apart.
 - Deviations: the values in V-trace are those of the online network. The advantage r + g v_{t+1} - V_t has no factor
   min(1, pi_target / mu), which V-trace's advantage has in the authors' code (RLlib's APPO). Losses are sums over the
-  T B steps of a batch, where that code clips the gradient of their mean at 40: a clip_norm of 40 T B here.
+  T B steps of a batch, where that code clips the gradient of their mean at 40: a clip_norm of 40 T B here. V-trace
+  serves every action space, where the paper has advantages with lambda 0.995 for continuous actions.
 """
 
 from typing import Any

@@ -44,6 +44,8 @@ class EliteParams(CustomParams):
 
 @frozen_dataclass
 class AttentiveParams(CustomParams):
+    """Attentive replay. For vectors, the paper compares by the cosine (dist_function cos_dist)."""
+
     sample_strategy: Sampling = "attentive_sampling"
     """Rule by which unrolls are drawn."""
     lambda_batch_multiplier: float = Field(default=4.0, ge=1, le=10_000)
