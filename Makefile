@@ -94,7 +94,7 @@ tensorboard: $(VENV)/.installed ## show the curves of every run, on this machine
 
 lock: SHELL := /bin/bash
 lock: $(VENV)/.torch            ## renew the lock files, after a change of versions in pyproject.toml or to update their dependencies
-	$(PIP) uv==0.13.9
+	$(PIP) --editable '.[lock]'
 	for lock in requirements "requirements-test --extra test" "requirements-dev --extra dev"; do \
 		set -- $$lock; \
 		$(RUN) -m uv pip compile pyproject.toml "$${@:2}" <(printf '%s\n' $(TORCH_NEEDS)) --excludes <(echo torch) --output-file $$1.lock \

@@ -10,7 +10,7 @@ import torch
 
 from core.checkpoint.model_file import save_weights
 from core.specs import ArraySpec, Discrete, EnvSpec
-from tests.reliability.test_checkpoint import Malicious
+from tests.core.checkpoint.test_run_checkpoint import Malicious
 from utils.config.rows import find_row, from_row, settings_on_file
 
 CARTPOLE = ("--config", "dqn-cartpole")
@@ -18,7 +18,7 @@ TEST = (*CARTPOLE, "--mode", "2", "--model_file")
 
 
 def model_files(folder: Path) -> None:
-    """Write files that are no model of CartPole; test_checkpoint.py covers every truncation and bare pickles."""
+    """Write files that are no model of CartPole; test_run_checkpoint.py covers every truncation and bare pickles."""
     save_weights(folder / "foreign.pth", {"weight": torch.zeros(3)}, {})
     whole = (folder / "foreign.pth").read_bytes()
     (folder / "truncated.pth").write_bytes(whole[: len(whole) // 2])
