@@ -102,9 +102,8 @@ PARTS = {
         MINATAR,
         words=(STEPS, "500000", "--evaluator.steps", "25000"),
     ),
-    "others": Part(
-        "Tic-tac-toe, and several choices at once", ("dqn-tictactoe", "ppo-tictactoe", "ppo-hopper-multidiscrete")
-    ),
+    "tictactoe": Part("Tic-tac-toe", ("dqn", "ppo"), "-tictactoe", words=("--evaluator.steps", "20000")),
+    "multidiscrete": Part("Hopper with a choice of 7 torques for each joint", ("ppo-hopper-multidiscrete",)),
     "mujoco": Part("MuJoCo", ("ppo", "ddpg", "td3", "sac"), "-halfcheetah", MUJOCO, words=LONG_CONTROL),
     "mujoco-d4pg": Part("D4PG", ("d4pg-hopper", "d4pg-halfcheetah", "d4pg-walker-walk"), seeds=1, words=LONG_CONTROL),
     "pong-small": Part(

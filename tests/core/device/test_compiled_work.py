@@ -115,7 +115,7 @@ def test_recorded_updates_in_bfloat16_follow_the_weights_of_both_networks(monkey
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("sac", "ppo")),
         *(
             pytest.param(name, marks=pytest.mark.learn)
-            for name in ("dqn", "rainbow", "iqn", "ddpg", "d4pg", "td3", "impala")
+            for name in ("dqn", "rainbow", "iqn", "r2d2", "ddpg", "d4pg", "td3", "impala", "impact", "pqn")
         ),
     ],
 )
@@ -125,6 +125,18 @@ def test_compiled_updates_equal_eager_ones(name, tmp_path):
     compiled = trained(name, 100, lambda work, cycle: CompiledCallable(work, cycle, tmp_path), **settings)
     assert_alike(compiled, trained(name, 100, None, **settings), 1e-4)
     assert is_called_from_cpp(tmp_path) and "compile" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.learn
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(missing_compiler()), reason=missing_compiler())
+def test_compiled_updates_equal_eager_ones_after_a_resume(tmp_path):
+    state, *_ = trained("dqn", 48, lambda work, cycle: CompiledCallable(work, cycle, tmp_path), **SMOOTH)
+    found = trained("dqn", 52, lambda work, cycle: CompiledCallable(work, cycle, tmp_path), state, **SMOOTH)
+    assert_alike(found, trained("dqn", 52, None, state, **SMOOTH), 1e-4)
+    whole, *_ = trained("dqn", 100, None, **SMOOTH)
+    for name, tensor in flat(whole).items():
+        torch.testing.assert_close(flat(found[0])[name], tensor, rtol=1e-4, atol=1e-4, msg=name)
 
 
 @pytest.mark.learn

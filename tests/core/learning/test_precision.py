@@ -303,9 +303,10 @@ def test_published_weights_reach_the_copies():
         assert torch.equal(found, in_bf16(learned)(observation, ())[0].logits)
 
 
-def test_checkpoints_are_those_of_float32():
-    plain, low = make_agent("dqn"), make_agent("dqn", bf16=True)
-    batches = make_batches(plain, "dqn", 2)
+@pytest.mark.parametrize("name", AGENTS)
+def test_checkpoints_are_those_of_float32(name):
+    plain, low = make_agent(name), make_agent(name, bf16=True)
+    batches = make_batches(plain, name, 2)
     for batch in batches:
         low.learn(batch)
     state = flat(low.state_dict())
