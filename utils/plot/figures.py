@@ -112,11 +112,11 @@ def pyplot() -> Any:
         ConfigurationError: matplotlib is not installed; the message names the command that installs it.
     """
     import_extra("drawing", "matplotlib", "plots").use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, rcsetup
 
     pyplot.rcParams["text.parse_math"] = False  # names and titles may hold dollars
-    colors = pyplot.colormaps["tab20"].colors
-    pyplot.rcParams["axes.prop_cycle"] = pyplot.cycler(color=[*colors[::2], *colors[1::2]])  # the default, then paler
+    colors = pyplot.get_cmap("tab20")(range(20)).tolist()
+    pyplot.rcParams["axes.prop_cycle"] = rcsetup.cycler(color=[*colors[::2], *colors[1::2]])  # the default, then paler
     return pyplot
 
 
