@@ -127,7 +127,18 @@ PARTS = {
         words=("--target_score", "18", "--evaluator.steps", "250000", "--evaluator.episodes", "30"),
     ),
     "breakout": Part(
-        "Breakout, 84x84", ("dqn", "rainbow", "impala", "ppo"), "-breakout", seeds=1, words=(STEPS, "10000000")
+        "Breakout, 84x84",
+        ("dqn", "rainbow"),
+        "-breakout",
+        seeds=1,
+        words=(STEPS, "2000000", "--evaluator.steps", "100000", "--evaluator.episodes", "30"),
+    ),
+    "breakout-on-policy": Part(
+        "On-policy learning of Breakout, 84x84",
+        ("impala", "ppo"),
+        "-breakout",
+        seeds=1,
+        words=(STEPS, "10000000", "--evaluator.steps", "250000", "--evaluator.episodes", "10"),
     ),
 }
 # Agent steps a second on two cores of the rows that begin so: the fastest runs of docs/results.
