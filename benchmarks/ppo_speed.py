@@ -1,11 +1,12 @@
 """Compare the speed of PPO with stable-baselines3, CleanRL and Sample Factory: python -m benchmarks.ppo_speed.
 
 All sides do the same work on all cores: environments, steps of a rollout, epochs, minibatches, network and optimiser
-are those of CleanRL's scripts, which the rows `ppo-pong`, `ppo-halfcheetah` and `ppo-cartpole` have as well. The sides
-take turns (A B A B) in processes of their own. Agent steps are counted from the end of one rollout to the end of
-another; the start is not counted. They are divided by the wall clock and by the processor time of all processes of the
-side. Processor time says little of what waits, and nothing of other programs on the machine. Reported are medians
-and the ratios to the first side. `taskset -c 0` before the command compares on one core.
+are those of CleanRL's scripts, which the rows `ppo-pong`, `ppo-halfcheetah` and `ppo-cartpole` have as well. The case
+`v-trace` compares the queue of benchmarks.onpolicy with Sample Factory alone. The sides take turns (A B A B) in
+processes of their own. Agent steps are counted from the end of one rollout to the end of another; the start is not
+counted. They are divided by the wall clock and by the processor time of all processes of the side. Processor time
+says little of what waits, and nothing of other programs on the machine. Reported are medians and the ratios to the
+first side. `taskset -c 0` before the command compares on one core.
 
 `make bench` installs stable-baselines3 into .venv. The others need packages that no environment holds with ours:
 
@@ -13,9 +14,11 @@ and the ratios to the first side. `taskset -c 0` before the command compares on 
     pip install --no-deps --target CLEANRL/packages gymnasium==0.29.1 tyro docstring-parser typeguard shtab
     pip install --no-deps --target SF sample-factory gymnasium==0.29.1 signal-slot-mp faster-fifo threadpoolctl \\
         tensorboardx huggingface-hub==0.36.2 wandb numpy==2.2.6
+    sed -i 's/var\\.mb\\.advantages/var.mb.values/' SF/sample_factory/algo/learning/learner.py
     python -m benchmarks.ppo_speed --cleanrl CLEANRL --sample_factory SF
 
-CleanRL's scripts run unchanged, with today's PyTorch, emulator and MuJoCo. Sample Factory fails with numpy 2.4.
+CleanRL's scripts run unchanged, with today's PyTorch, emulator and MuJoCo. Sample Factory fails with numpy 2.4, and
+with V-trace if it summarises advantages, which V-trace's batches lack; sed changes those two lines.
 Programs without a folder are left out.
 """
 
@@ -37,6 +40,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.onpolicy import BATCH, COMMON, NUM_ENVS, UNROLL
 from benchmarks.sides import description, last_line, ratios, write
 from benchmarks.training import RESULTS, train
 
@@ -45,17 +49,17 @@ START_SECONDS = 10.0  # not counted: start-up and the first rollouts
 OURS = "--actor.niceness 0 --logger.steps 1 --logger.period 1000"
 # gymnasium 0.29 does not find the games of today's emulator by itself.
 REGISTER = "from ale_py.registration import register_v0_v4_envs; register_v0_v4_envs()"
-# Row, game of stable-baselines3 and CleanRL, CleanRL's script, words of Sample Factory.
+# Words of ours, game of stable-baselines3 and CleanRL, CleanRL's script, words of Sample Factory.
 CASES: dict[str, dict[str, Any]] = {
     "pong": {
-        "row": "ppo-pong",
+        "ours": "--config ppo-pong",
         "envs": 8,
         "game": "PongNoFrameskip-v4",
         "script": "ppo_atari.py",
         "sample factory": ("--env=atari_pong", "--summaries_use_frameskip=False"),
     },
     "halfcheetah": {
-        "row": "ppo-halfcheetah",
+        "ours": "--config ppo-halfcheetah",
         "envs": 1,
         "game": "HalfCheetah-v4",
         "script": "ppo_continuous_action.py",
@@ -67,7 +71,7 @@ CASES: dict[str, dict[str, Any]] = {
         ),
     },
     "cartpole": {
-        "row": "ppo-cartpole",
+        "ours": "--config ppo-cartpole",
         "envs": 4,
         "game": "CartPole-v1",
         "script": "ppo.py",
@@ -76,6 +80,16 @@ CASES: dict[str, dict[str, Any]] = {
             *("--rollout=128", "--batch_size=128", "--num_batches_per_epoch=4", "--num_epochs=4", "--use_rnn=False"),
             *("--actor_critic_share_weights=False", "--encoder_mlp_layers", "64", "64", "--nonlinearity=tanh"),
             *("--recurrence=1", "--learning_rate=2.5e-4", "--max_grad_norm=0.5"),
+        ),
+    },
+    "v-trace": {
+        "ours": f"{COMMON} --memory.capacity {BATCH}",
+        "envs": NUM_ENVS,
+        "sample factory": (
+            *("--env=atari_pong", "--summaries_use_frameskip=False", "--with_vtrace=True", "--normalize_returns=False"),
+            *("--num_workers=2", f"--num_envs_per_worker={NUM_ENVS // 2}", "--worker_num_splits=2"),
+            *(f"--rollout={UNROLL}", f"--recurrence={UNROLL}", f"--batch_size={UNROLL * BATCH}"),
+            *("--num_batches_per_epoch=1", "--num_epochs=1"),
         ),
     },
 }
@@ -107,7 +121,7 @@ class ProcessorTime:
 
 def ours(case: str, seconds: float, *words: str) -> Points:
     """Run `python main.py`."""
-    lines = train(START_SECONDS + seconds, f"--config {CASES[case]['row']}", OURS, *words)
+    lines = train(START_SECONDS + seconds, CASES[case]["ours"], OURS, *words)
     # Steps are counted when a rollout is complete, so that a line with more of them stands at the end of one.
     ends = [after for before, after in pairwise(lines) if after["step"] > before["step"]]
     return [(line["time"], line["step"]) for line in ends if line["time"] >= ends[0]["time"] + START_SECONDS / 2]
@@ -221,6 +235,7 @@ def sample_factory(case: str, seconds: float, *words: str) -> Points:
 
     register, parse = {
         "pong": (train_atari.register_atari_components, train_atari.parse_atari_args),
+        "v-trace": (train_atari.register_atari_components, train_atari.parse_atari_args),
         "halfcheetah": (train_mujoco.register_mujoco_components, train_mujoco.parse_mujoco_cfg),
         "cartpole": (train_gym_env.register_custom_components, train_gym_env.parse_custom_args),
     }[case]
@@ -329,9 +344,10 @@ def main() -> None:
     result = description("ppo_speed")
     result["versions"] |= {"ale-py": version("ale-py"), "mujoco": version("mujoco")}
     for case in options.cases:
-        rates: dict[str, list[list[float]]] = {side: [] for side in sides}
+        able = [side for side in sides if "game" in CASES[case] or side.startswith(("ours", "Sample Factory"))]
+        rates: dict[str, list[list[float]]] = {side: [] for side in able}
         for _ in range(options.rounds):
-            for side in sides:
+            for side in able:
                 rates[side].append(measure(side, case, options.seconds, folders[side], options.threads))
                 wall, processor_time = rates[side][-1]
                 print(f"{case}: {side} {wall:.0f} agent steps/s, {processor_time:.0f} /s of processor time", flush=True)
@@ -339,8 +355,8 @@ def main() -> None:
         for number, unit in enumerate(("agent steps per second", "agent steps per second of processor time")):
             rows = {side: [round(pair[number], 1) for pair in pairs] for side, pairs in rates.items()}
             found[unit] = rows
-            found[f"{unit}, {sides[0]} / side"] = {
-                side: ratios(f"{case}: {unit}, {sides[0]} / {side}", rows[sides[0]], rows[side]) for side in sides[1:]
+            found[f"{unit}, {able[0]} / side"] = {
+                side: ratios(f"{case}: {unit}, {able[0]} / {side}", rows[able[0]], rows[side]) for side in able[1:]
             }
         result[case] = found
     write(options.output, result)
