@@ -51,6 +51,7 @@ class Part(NamedTuple):
     games: tuple[str, ...] = ()  # in place of the row's game
     seeds: int = 3
     words: tuple[str, ...] = ()  # options of every run
+    runs: str = ""  # the part in whose log folder the runs are, if they are also runs of another part
 
     def label(self, row: str, game: str) -> str:
         """Return the name of a row and a game in files and tables."""
@@ -70,6 +71,7 @@ class Part(NamedTuple):
 
 
 REPLAY = ("impala", "replay", "clear", "laser", "attentive", "elite1", "elite3")
+MINATAR_WORDS = (STEPS, "2000000", "--evaluator.steps", "100000")
 PARTS = {
     "small": Part("CartPole", ("dqn", "rainbow", "iqn", "r2d2", "impala", "impact", "ppo", "a2c", "pqn"), "-cartpole"),
     "memory": Part("The memory task", ("r2d2-recall", "impala-lstm-recall", "ppo-lstm-recall")),
@@ -93,7 +95,15 @@ PARTS = {
         (*REPLAY, "ppo", "pqn", "dqn", "r2d2", "iqn", "munchausen-iqn", "rainbow", "btr"),
         "-minatar-breakout",
         MINATAR,
-        words=(STEPS, "2000000", "--evaluator.steps", "100000"),
+        words=MINATAR_WORDS,
+    ),
+    "minatar-replay": Part(
+        "Rules of replay for V-trace, two games of MinAtar that become harder",
+        (*REPLAY, "elite2", "elite4", "insertion", "laser50", "laser90"),
+        "-minatar-breakout",
+        ("asterix", "seaquest"),
+        words=MINATAR_WORDS,
+        runs="minatar",
     ),
     "minatar-value": Part(
         "Value learning on MinAtar, five games",
@@ -206,7 +216,8 @@ def runs_of(name: str, options: argparse.Namespace) -> list[ChildRun]:
         ConfigurationError: a row or game is not of the part, a row does not fit its game or options, or a seed is
             wrong.
     """
-    part, folder, runs = PARTS[name], Path(options.root) / "logs" / name, list[ChildRun]()
+    part, runs = PARTS[name], list[ChildRun]()
+    machine = part.runs or name
     if others := [row for row in options.rows or () if row not in part.rows]:
         raise ConfigurationError(f"--rows {' '.join(others)}: {name} has the rows {', '.join(part.rows)}")
     if others := [game for game in options.games or () if game not in part.games]:
@@ -215,10 +226,10 @@ def runs_of(name: str, options: argparse.Namespace) -> list[ChildRun]:
     for row in options.rows or part.rows:
         for game in options.games or part.games or ("",):
             words = [*part.words, *(("--game", game) if game else ())]
-            template = options_of(f"{row}{part.ending}", words, name, options.root)
+            template = options_of(f"{row}{part.ending}", words, machine, options.root)
             label = part.label(row, game)
             for run in seeded(template, label, options.seeds or range(1, part.seeds + 1)):
-                runs.append(ChildRun(run, words, folder / f"{run.timestamp}.txt", label))
+                runs.append(ChildRun(run, words, Path(options.root) / "logs" / machine / f"{run.timestamp}.txt", label))
     return runs
 
 
@@ -409,7 +420,7 @@ def main() -> int:
             return 0
         # All runs are checked before the first one starts.
         for name, runs in {name: runs_of(name, options) for name in options.parts or PARTS}.items():
-            with claimed(Path(options.root) / "logs" / name):
+            with claimed(Path(options.root) / "logs" / (PARTS[name].runs or name)):
                 code = Runner(runs, options.jobs).run()
             if complete := [run for run in runs if run.complete]:
                 write(name, complete, options.output)

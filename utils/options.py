@@ -471,11 +471,21 @@ CONFIGS += [
     {"name": "replay-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "standard", **MILLION_STEPS)},
     {"name": "clear-minatar-breakout", **IMPALA, **ON_MINATAR, **CLEAR},
     {"name": "laser-minatar-breakout", **IMPALA, **ON_MINATAR, **LASER},
+    {"name": "laser50-minatar-breakout", **IMPALA, **ON_MINATAR, **LASER, **replay(0.5, "standard", **MILLION_STEPS)},
+    # One new unroll in each batch, as laser has; of four unrolls 90 % are none.
+    {"name": "laser90-minatar-breakout", **IMPALA, **ON_MINATAR, **LASER, **replay(0.9, "standard", **MILLION_STEPS),
+     "agent.batch_size": 10},
     {"name": "attentive-minatar-breakout", **IMPALA, **ON_MINATAR, **replay(0.5, "attentive", **MILLION_STEPS)},
     {"name": "elite1-minatar-breakout", **IMPALA, **ON_MINATAR,
      **replay(0.5, "custom", **ELITE_MINATAR, **MILLION_STEPS, elite_sampling_strategy="strategy1")},
+    {"name": "elite2-minatar-breakout", **IMPALA, **ON_MINATAR,
+     **replay(0.5, "custom", **ELITE_MINATAR, **MILLION_STEPS, elite_sampling_strategy="strategy2")},
     {"name": "elite3-minatar-breakout", **IMPALA, **ON_MINATAR,
      **replay(0.5, "custom", **ELITE_MINATAR, **MILLION_STEPS, elite_sampling_strategy="strategy3")},
+    {"name": "elite4-minatar-breakout", **IMPALA, **ON_MINATAR,
+     **replay(0.5, "custom", **ELITE_MINATAR, **MILLION_STEPS, elite_sampling_strategy="strategy4")},
+    {"name": "insertion-minatar-breakout", **IMPALA, **ON_MINATAR,
+     **replay(0.5, "custom", **MILLION_STEPS, insert_strategy="elite_insertion")},
 ]
 
 # PPO with the settings of CleanRL's ppo.py, ppo_atari.py, ppo_atari_lstm.py and ppo_continuous_action.py

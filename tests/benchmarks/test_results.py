@@ -133,6 +133,13 @@ def test_a_part_is_trained_once_and_written(monkeypatch, tmp_path, root):
     assert results.main() == 0
     assert [path.stat().st_mtime_ns for path in metrics] == before and len(before) == 2
 
+    monkeypatch.setattr(results, "PARTS", {"tiny": part, "other": part._replace(runs="tiny")})
+    monkeypatch.setattr("sys.argv", ["results", "other", *command[2:]])
+    assert results.main() == 0
+    assert [path.stat().st_mtime_ns for path in root.glob("logs/*/metrics.jsonl")] == before
+    assert (tmp_path / "other.csv").read_text() == (tmp_path / "tiny.csv").read_text()
+    monkeypatch.setattr("sys.argv", command)
+
     (tmp_path / "tiny.csv").unlink()
     monkeypatch.setattr(results, "PARTS", {"tiny": part._replace(seeds=2)})
     monkeypatch.setattr(results.Runner, "run", lambda self: 130)  # interrupted before the second seed
