@@ -102,7 +102,8 @@ class Agent(ABC):
     # Python computes in the methods that it overrides would stay as it was in the recorded update.
     supports_cuda_graphs: ClassVar[bool] = False
     required_output: ClassVar[str]  # the Model.output_kind that it needs
-    actions: ClassVar[type | UnionType]  # of core/specs.py: Discrete, MultiDiscrete, Continuous, Mixed, or several
+    # Of core/specs.py: Discrete, MultiDiscrete, Continuous, Mixed, or several.
+    actions: ClassVar[type | UnionType | tuple[type, ...]]
     uses_action_masks: ClassVar[bool] = False  # it takes legal actions of TimeStep.action_mask only, and learns so
     window_kinds: ClassVar[tuple[WindowKind, ...]]  # kinds of windows that it can learn from
     # Option whose value training adapts from its start -> option that switches this on: SAC's temperature ->

@@ -1,7 +1,7 @@
 """The model contract: observations in, output of the kind that the agent requires, recurrent state passed through."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class Model(nn.Module, ABC):
 
     Params: ClassVar[type[ModelParams]] = ModelParams
     output_kind: ClassVar[str]
-    observations: ClassVar[str]  # "image" or "vector"
+    observations: ClassVar[Literal["image", "vector"]]
     reads_vectors: ClassVar[bool] = False  # "image" models: also the vectors that stand beside pictures
     # core/learning/precision.py sets the precision of the networks and the dtype to which images are scaled.
     precision = "float32"

@@ -181,7 +181,11 @@ class EnvSpec:
     picture_of_parts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raise ValueError for fields that contradict each other."""
+        """Raise ValueError for fields that contradict each other, or leave nothing to choose or to learn from."""
+        if not isinstance(self.action, ActionSpec):
+            raise ValueError(f"action={self.action!r} is none of Discrete, MultiDiscrete, Continuous and Mixed")
+        if (isinstance(self.action, Discrete) and not self.action.num_actions) or not self.frame.nbytes:
+            raise ValueError(f"there is nothing to choose or to learn from in {self.action} and {self.frame}")
         if self.picture_of_parts:
             rest = self.frame.nbytes - math.prod(self.picture_of_parts)
             if self.frame.dtype != "uint8" or rest < 0 or rest % 4:

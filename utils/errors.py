@@ -28,6 +28,16 @@ def import_extra(purpose: str, package: str, extra: str) -> Any:
     raise ConfigurationError(f'{purpose} needs {package}, which {reason}: pip install -e ".[{extra}]"')
 
 
+def problems_of(owner: Any, *arguments: Any) -> list[str]:
+    """Return what `owner.problems` says of options. The code of a class of the user's own can fail in any way."""
+    try:
+        found = owner.problems(*arguments)
+        problems = [found] if isinstance(found, str) else list(found)
+    except Exception as error:
+        return [f"{owner.__name__}.problems failed: {describe_exception(error)}"]
+    return [str(problem) for problem in problems]
+
+
 def describe_exception(error: BaseException) -> str:
     """Return an exception in one line: its class, its message, where it was raised, and its notes."""
     frames = traceback.extract_tb(error.__traceback__)

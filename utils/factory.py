@@ -8,8 +8,9 @@ import difflib
 import importlib
 from collections import UserDict
 from collections.abc import Iterable
-from typing import Any, ClassVar, get_origin
+from typing import Any, ClassVar, get_args, get_origin
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from core.common.foreign_code import foreign_code
@@ -57,6 +58,13 @@ class Factory(UserDict[str, Any]):
         abstract = sorted(getattr(selected, "__abstractmethods__", ()))
         if missing := [name for name in declared if not hasattr(selected, name)] + abstract:
             raise UnknownNameError(f"{self.kind}={name} lacks {', '.join(missing)} of {module_name}.{attribute}")
+        for attribute in [] if name in self.data else declared:  # of a class of the user's own
+            (kind,), value = get_args(contract.__annotations__[attribute]), getattr(selected, attribute)
+            try:
+                TypeAdapter(kind, config={"arbitrary_types_allowed": True}).validate_python(value)
+            except ValidationError:
+                expected = str(kind).replace("typing.", "")
+                raise UnknownNameError(f"{self.kind}={name}: {attribute}={value!r} is no {expected}") from None
         base, params = getattr(contract, "Params", None), getattr(selected, "Params", None)
         if base is not None and not (
             isinstance(params, type) and issubclass(params, base) and is_pydantic_dataclass(params)

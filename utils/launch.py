@@ -72,7 +72,13 @@ def _allocate(options: Options, agent: Agent) -> Context:
     """
     roles = agent.single_processes(options.mode, options.num_actors, options.num_learners)
     makers = _memory_makers(options, agent)
-    memories = {learner: makers[learner]() for learner in options.learners_at_home if makers}
+    try:
+        memories = {learner: makers[learner]() for learner in options.learners_at_home if makers}
+    except MemoryError:
+        raise
+    except Exception as error:  # the code of a memory can fail in any way
+        made = f"memory_type={options.memory_type} cannot be made"
+        raise ConfigurationError(f"{made}: {describe_exception(error)}") from error
     counters, state = RunCounters(options.num_actors, options.num_learners), RunState(len(roles))
     parameters, logs = ParameterStore(ParameterStore.size_of(agent.model)), LogRings(len(roles))
     initial_weights = resume_from = None

@@ -50,8 +50,12 @@ def make_env(game: str, legacy: str, render_mode: str | None, kwargs: str = "{}"
         ValueError: The id is unknown (the message has the closest ones), or the environment does not take an argument.
         ImportError: A package is missing; the message has the pip command.
     """
-    # not every constructor knows render_mode
-    arguments = parse_kwargs(kwargs) | ({} if render_mode is None else {"render_mode": render_mode})
+    arguments = parse_kwargs(kwargs)
+    if "render_mode" in arguments:
+        raise ValueError(
+            "env.kwargs cannot have render_mode: --render, --record and evaluator.record_every show episodes"
+        )
+    arguments |= {} if render_mode is None else {"render_mode": render_mode}  # not every constructor knows it
     try:
         return _make(game, arguments) if legacy == "none" else _make_legacy(game, legacy, arguments)
     except TypeError as error:

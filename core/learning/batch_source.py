@@ -55,8 +55,7 @@ class Prefetcher:
         self._calls = deque[tuple[Callable[[], Any], Future[Any] | None]]()
         self._error: BaseException | None = None
         self._closed = False
-        # True if the memory had nothing to sample before the last `get`, so that the wait was not for sampling.
-        # Always False with depth 0.
+        # True if the memory had nothing to sample at the last `get`, so that its wait was not for sampling.
         self.starved = False
         self.takes_priorities = memory.takes_priorities  # if False, priorities are not read back from the device
         memory.batches_per_sample = batches_per_sample if depth else 1
@@ -72,13 +71,14 @@ class Prefetcher:
         if not self._thread:
             sampled = self._batches.popleft()[0] if self._batches else self._sample(1)
             self._wait_seconds += time.perf_counter() - started
-            self._gets += sampled is not None
+            self._gets, self.starved = self._gets + (sampled is not None), sampled is None
             return sampled
         with self._changed:
             self._changed.wait_for(lambda: self._batches or self._error, timeout)
             self._raise_error()
             self._wait_seconds += time.perf_counter() - started
             if not self._batches:
+                self.starved = self._memory_was_empty
                 return None
             self._gets += 1
             batch, self.starved = self._batches.popleft()

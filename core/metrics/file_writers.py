@@ -79,8 +79,8 @@ class MetricsFiles:
         self._has_earlier_events = bool(earlier)
         self._columns: Sequence[str] = ()  # metrics in metrics.csv
         self.errors = 0
-        self._began = now()
-        self._guarded(self._continue_lines, self._began if began is None else began)
+        self._began = now() if began is None else began
+        self._guarded(self._continue_lines, self._began)
 
     @property
     def continues(self) -> bool:
@@ -132,7 +132,7 @@ class MetricsFiles:
             lines = tail[: tail.rfind(b"\n") + 1]
             with suppress(ValueError, IndexError, KeyError, TypeError):
                 last = json.loads(lines.splitlines()[-1])
-                self._began = min(self._began, max(began, float(last["time"]))) - float(last["seconds"])
+                self._began = min(self._now(), max(began, float(last["time"]))) - float(last["seconds"])
             file.truncate(start + len(lines))
 
     def _lines(self, records: list[Record], step: int) -> list[dict[str, Any]]:

@@ -45,14 +45,14 @@ class Progress:
         self._options, self._console = options, console
         self._began = time.monotonic() - seconds
         self._printed_at = float("-inf")
-        self._recent = deque[tuple[float, dict[str, float]]]()  # time and values of the last RATE_SECONDS
+        self._recent = deque[tuple[float, dict[str, float]]]()  # time and values, of RATE_SECONDS or more
         self._parts: list[str] = []  # of the newest line
 
     def show(self, values: dict[str, float], scores: tuple[float, float] | None) -> None:
         """Show the global/ values of a period, and the mean returns of the last and of the best evaluation."""
         now = time.monotonic()
         self._recent.append((now, values))
-        while now - self._recent[0][0] > RATE_SECONDS:
+        while len(self._recent) > 2 and now - self._recent[1][0] > RATE_SECONDS:
             self._recent.popleft()
         steps, limit, left = values["global/agent_steps"], self._options.steps, self._seconds_left(values)
         updates = self._rate("updates")
@@ -104,7 +104,10 @@ class Progress:
         return max(min(estimates), 0.0) if estimates else None
 
     def _rate(self, name: str) -> float:
-        return sum(values[f"global/{name}_per_second"] for _, values in self._recent) / len(self._recent)
+        (start, first), (end, last) = self._recent[0], self._recent[-1]
+        if end == start:  # the first line
+            return last[f"global/{name}_per_second"]
+        return (last[f"global/{name}"] - first[f"global/{name}"]) / (end - start)
 
     def _print(self, text: Text | Table, end: str = "\n") -> None:
         with suppress(OSError, ValueError):  # ValueError if an environment of this process has closed it

@@ -134,10 +134,11 @@ class _Learner:
                 done = context.options.updates is not None and checker.updates >= context.options.updates
                 may_sample = not done and context.rate_limiter.can_sample(windows * self.agent.samples_per_window)
                 batch = batches.get(timeout=0.1) if may_sample else None
+                if may_sample:
+                    profile.mark("wait" if batches.starved else "sample")
                 if batch is None:
                     yield False
                     continue
-                profile.mark("wait" if batches.starved else "sample")
             steps = context.counters.agent_steps
             own_status = LearnerStatus(stopped, checkpoint_due, batch is not None, steps, *checker.local_status())
             status = checker.merge_statuses((yield from group.gather(own_status)))

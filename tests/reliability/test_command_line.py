@@ -524,6 +524,29 @@ def test_a_refused_continuation_does_not_say_with_what_it_continues(read, refuse
     assert "cannot continue" in told.err and "continues with" not in told.out
 
 
+def test_a_continuation_that_is_refused_elsewhere_does_not_say_so_either(read, refuse, capsys):
+    options = read("--config", "dqn-cartpole", "--machine", "test", "--timestamp", "one")
+    options.log_folder.mkdir(parents=True)
+    run_registry.save(options, {})
+    (options.checkpoint_folder / "step_000000005000").mkdir(parents=True)
+    with pytest.raises(SystemExit):
+        read("--resume", "test_one", "--agent.gamma", "0.9", "--machine", "other")
+    told = capsys.readouterr()
+    assert "is not the machine of run test_one" in told.err and "continues with" not in told.out
+
+
+def test_a_run_is_not_tested_as_one_of_another_row(read, refuse):
+    options = read("--config", "dqn-cartpole", "--machine", "test", "--timestamp", "one")
+    options.log_folder.mkdir(parents=True)
+    run_registry.save(options, {})
+    options.model_path.parent.mkdir()
+    options.model_path.touch()
+    words = "--machine", "test", "--timestamp", "one", "--mode", "2"
+    (told,) = refuse("--config", "iqn-cartpole", *words)
+    assert "run test_one is of config=dqn-cartpole (agent_type=dqn, model_type=dqn-mlp): leave --config out" in told
+    assert read(*words).agent_type == "dqn"
+
+
 def test_f28_a_memory_that_does_not_fit_is_refused_with_byte_counts(refuse):
     line = refuse("--config", "dqn-pong-uniform", "--memory.capacity", "1e9")[0]
     needed, free = (int(figure.replace(",", "")) for figure in re.findall(r"([\d,]+) (?:bytes|are free)", line))

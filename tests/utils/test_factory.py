@@ -6,6 +6,8 @@ import sys
 import pytest
 
 from core.agent import Agent
+from core.agents.dqn import DQN
+from core.models.dqn import DQNMLP
 from utils import factory
 from utils.factory import AgentsDict, EnginesDict, EnvsDict, Factory, MemoriesDict, ModelsDict, UnknownNameError
 
@@ -74,6 +76,36 @@ def test_a_class_that_lacks_parts_of_its_contract_is_refused():
     lacks = r"lacks actions, window_kinds, checkpoint_parts of core\.agent\.Agent$"
     with pytest.raises(UnknownNameError, match=lacks):
         AgentsDict[f"{__name__}:HalfAgent"]
+
+
+class MissingComma(DQN):
+    window_kinds = "transitions"
+
+
+class UnknownKind(DQN):
+    window_kinds = ("transition",)
+
+
+class NoType(DQN):
+    actions = "discrete"
+
+
+class Plural(DQNMLP):
+    observations = "vectors"
+
+
+@pytest.mark.parametrize(
+    ("names", "own", "message"),
+    [
+        (AgentsDict, "MissingComma", r"window_kinds='transitions' is no tuple\[Literal\['transitions', 'sequences'"),
+        (AgentsDict, "UnknownKind", r"window_kinds=\('transition',\) is no tuple\[Literal\['transitions', 'sequences'"),
+        (AgentsDict, "NoType", r"actions='discrete' is no type \| types.UnionType \| tuple"),
+        (ModelsDict, "Plural", r"observations='vectors' is no Literal\['image', 'vector'\]"),
+    ],
+)
+def test_an_attribute_of_another_type_is_refused(names, own, message):
+    with pytest.raises(UnknownNameError, match=message):
+        names[f"{__name__}:{own}"]
 
 
 @pytest.mark.parametrize(

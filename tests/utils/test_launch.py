@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from core.checkpoint import model_file, run_checkpoint
+from core.memories.uniform import UniformMemory
 from utils import run_registry
 from utils.config import validation
 from utils.config.command_line import read_options
@@ -26,6 +27,18 @@ def test_the_context_counts_every_process_of_the_run(options, capsys):
     assert context.roles == (("logger", 0), ("actor", 0), ("actor", 1), ("learner", 0), ("evaluator", 0))
     assert context.memories[0].layout.total_envs == 2 * context.options.num_envs_per_actor
     assert context.options.log_folder.is_dir()
+
+
+class NeverMade(UniformMemory):
+    def __init__(self, params, layout, window, seed):
+        raise RuntimeError("no memory")
+
+
+def test_a_memory_that_cannot_be_made_is_one_sentence_and_leaves_nothing(options, root):
+    chosen = options("--memory_type", f"{__name__}:NeverMade")
+    with pytest.raises(ConfigurationError, match=r"NeverMade cannot be made: RuntimeError: no memory \(.*test_launch"):
+        create_context(chosen)
+    assert list(root.iterdir()) == []
 
 
 def test_mode_2_claims_no_folder_and_needs_no_memory(options, root, tmp_path):

@@ -148,8 +148,15 @@ def read(arguments: Sequence[str]) -> Options:
     if saved is not None and options.num_envs_per_actor == 0:  # the number was found when the run began
         options, _ = rows.changed(options, {"num_envs_per_actor": saved.options.get("num_envs_per_actor", 0)})
     problems += validation.problems(options, refused)
+    told = list[str]()
+    if saved is not None and options.mode == 2:
+        classes = {name: saved.options.get(name) for name in ("agent_type", "model_type") if name not in words}
+        if any(value not in (None, getattr(options, name)) for name, value in classes.items()):
+            trained = ", ".join(f"{name}={value}" for name, value in classes.items())
+            problems.append(f"run {saved.signature} is of config={saved.config} ({trained}): leave --config out")
     if saved is not None and options.mode == 1 and not rows.missing_classes(options):  # which was reported
-        problems += _continuation_problems(options, saved)
+        refusals, told = _continuation(options, saved)
+        problems += refusals
     code = missing.code if missing and not problems else BAD_OPTIONS
     if problems := [*problems, *(missing.problems if missing else ())]:
         if options.check:
@@ -157,6 +164,8 @@ def read(arguments: Sequence[str]) -> Options:
 
             print_refused(options)
         raise ConfigurationError(problems, code)
+    for line in told:
+        print(line)
     if saved is not None:
         told = [options.config, *(f"{name}={getattr(options, name)}" for name in OF_A_MODEL)]
         print(f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {', '.join(told)}")
@@ -341,8 +350,8 @@ def _identity(options: Options, saved: SavedRun | None) -> dict[str, Any]:
     return {"timestamp": timestamp, "model_file": os.path.realpath(file)}
 
 
-def _continuation_problems(options: Options, saved: SavedRun) -> list[str]:
-    """Return a problem for each difference that a continued run may not have. If there is none, print the others."""
+def _continuation(options: Options, saved: SavedRun) -> tuple[list[str], list[str]]:
+    """Return a problem for each difference that a continued run may not have, and what to tell of the others."""
     before, after = saved.options, dotted(options.to_dict())
     may_differ = set(OF_THIS_START) - {"config"}
     different = [name for name in after if name not in may_differ and name in before and before[name] != after[name]]
@@ -358,7 +367,7 @@ def _continuation_problems(options: Options, saved: SavedRun) -> list[str]:
         done = f"{run} has made {int(made[1]):,} agent steps: give a larger --steps to train it further"
         # It may lack its last evaluation, for which other options can be given.
         if any(name.partition(".")[0] not in NOT_OF_LEARNING for name in different):
-            return [f"{done}; steps={options.steps} counts the whole run"]
+            return [f"{done}; steps={options.steps} counts the whole run"], []
         told.append(done)
     fixed = [*FIXED]
     if (newest / "memory.pt").exists():
@@ -375,6 +384,4 @@ def _continuation_problems(options: Options, saved: SavedRun) -> list[str]:
             told.append(f"{run} keeps the {name} that it has learnt: {name}={after[name]!r} is for new runs")
         else:
             told.append(f"{run} continues with {name}={after[name]!r} (was {before[name]!r})")
-    for line in () if problems else told:
-        print(line)
-    return problems
+    return problems, told

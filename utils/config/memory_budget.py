@@ -18,7 +18,7 @@ from core.runtime.options import ActorParams
 from core.specs import ArraySpec, EnvSpec, WindowSpec
 from core.trajectory.frame_compression import RAW
 from core.trajectory.ring_buffer import Layout
-from utils.errors import describe_exception
+from utils.errors import describe_exception, problems_of
 from utils.options import Options
 
 PROCESS_BYTES = 150 << 20  # of a process beside shared memory, roughly
@@ -126,17 +126,20 @@ def problems(options: Options, spec: EnvSpec) -> list[str]:
         agent = options.make_agent(spec)
     except ValueError as error:
         return [str(error)]
+    except Exception as error:  # the code of an agent can fail in any way
+        return [f"agent_type={options.agent_type} cannot be made for game={options.game}: {describe_exception(error)}"]
     try:
         _ = agent.model
-    except Exception as error:  # the code of a model can fail in any way
+    except Exception as error:  # so can the code of a model
         return [f"model_type={options.model_type} cannot be made for game={options.game}: {describe_exception(error)}"]
     if options.mode == 2:
         return _beside_the_replay(options, spec)
-    if found := options.memory_class.problems(options.memory, options.batch_size):
+    if found := problems_of(options.memory_class, options.memory, options.batch_size):
         return found
     try:
         window, rings = agent.window, layouts(options, agent)
-    except Exception as error:  # so can the code of an agent or a memory
+        _ = replay_bytes(options, rings, window)
+    except Exception as error:  # so can that of a memory
         chosen = f"agent_type={options.agent_type} with memory_type={options.memory_type} and game={options.game}"
         return [f"{chosen} cannot be used: {describe_exception(error)}"]
     if (stride := window.stride) and options.actor.chunk_length not in (stride, ActorParams().chunk_length):

@@ -20,7 +20,7 @@ from core.specs import Continuous, Discrete, EnvSpec, Mixed, MultiDiscrete
 from utils import run_registry
 from utils.config import memory_budget
 from utils.config.rows import SECTIONS, missing_classes
-from utils.errors import ConfigurationError, describe_exception, import_extra
+from utils.errors import ConfigurationError, describe_exception, import_extra, problems_of
 from utils.factory import EnginesDict, why_not
 from utils.options import Options
 
@@ -43,7 +43,7 @@ def problems(options: Options, refused: Iterable[str] = ()) -> list[str]:
     if missing_classes(options):  # which was reported
         return found
     found += [*_classes(options), *_on_policy(options), *_schedule(options), *_captured(options), *_compiled(options)]
-    found += [*_minibatches(options), *_placement(options), *options.agent_class.problems(options.agent)]
+    found += [*_minibatches(options), *_placement(options), *problems_of(options.agent_class, options.agent)]
     game = f"game={options.game} (env_type={options.env_type})"
     try:
         spec = environment_spec(options)
@@ -65,8 +65,15 @@ def env_counts(options: Options) -> list[int]:
 
 
 def environment_spec(options: Options) -> EnvSpec:
-    """Return the spec of the environment. Raises ValueError for an unknown game, ImportError for a missing package."""
+    """Return the spec of the environment.
+
+    Raises:
+        ValueError: an unknown game, a spec that contradicts itself, or no mask where the options say.
+        ImportError: a missing package.
+    """
     with closing(make_env(options, 1, training=options.mode == 1)) as env:
+        if env.spec.has_action_mask:
+            env.reset(0)  # which raises ValueError if there is no mask where the options say
         return env.spec
 
 

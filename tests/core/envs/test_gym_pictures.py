@@ -177,6 +177,7 @@ def test_wrappers_stand_around_the_limit_of_an_id(max_steps, length):
     ("params", "message"),
     [
         ({"kwargs": '{"colour": 1}'}, r'env.kwargs=\{"colour": 1\}: .*unexpected keyword argument \'colour\''),
+        ({"kwargs": '{"render_mode": "human"}'}, "env.kwargs cannot have render_mode: --render, --record"),
         ({"kwargs": "[1]"}, r"env.kwargs=\[1\] is no JSON object such as"),
         ({"kwargs": "{"}, r"env.kwargs=\{ is no JSON object"),
         ({"kwargs": "[" * 100_000}, "is no JSON object"),

@@ -226,10 +226,24 @@ def test_waiting_for_steps_differs_from_waiting_for_a_slow_draw(prefetch):
     tape = Tape(batches=1)
     prefetcher = prefetch(tape, depth=1)
     assert prefetcher.get(5) == 1 and not prefetcher.starved
-    assert prefetcher.get(0.05) is None
+    assert prefetcher.get(0.05) is None and prefetcher.starved
     tape.batches = 3
     assert prefetcher.get(5) == 2 and prefetcher.starved
     assert prefetcher.get(5) == 3 and not prefetcher.starved
+
+
+def test_waiting_for_a_draw_that_outlasts_the_timeout_is_no_lack_of_steps(prefetch):
+    go_on = threading.Event()
+
+    class Slow(Tape):
+        def sample(self, batch_size):
+            go_on.wait(20)
+            return super().sample(batch_size)
+
+    prefetcher = prefetch(Slow(batches=1), depth=1)
+    assert prefetcher.get(0.02) is None and not prefetcher.starved
+    go_on.set()
+    assert prefetcher.get(5) == 1 and not prefetcher.starved
 
 
 def test_statistics_report_the_mean_wait_since_the_last_call(prefetch):

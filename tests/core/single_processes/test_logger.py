@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from rich.console import Console
@@ -377,11 +378,11 @@ def test_the_time_without_a_logger_counts_within_one_start(tmp_path: Path) -> No
         files.write([Record("global/agent_steps", 0.0, 0, clock[0])], 0)
         return json_lines(tmp_path)[-1]["seconds"]
 
-    assert write_for_ten_seconds(began=1_000.0) == 10.0
+    assert write_for_ten_seconds(began=995.0) == 15.0  # the processes of the run took five seconds to start
     clock[0] += 3.0  # until its successor
-    assert write_for_ten_seconds(began=1_000.0) == 23.0
+    assert write_for_ten_seconds(began=995.0) == 28.0
     clock[0] += 3_600.0  # until the run is resumed
-    assert write_for_ten_seconds(began=clock[0]) == 33.0
+    assert write_for_ten_seconds(began=clock[0] - 5.0) == 43.0
 
 
 def test_rates_of_a_line_are_those_since_the_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -628,12 +629,12 @@ def shown(
 ) -> str:
     output = io.StringIO()
     options = SimpleNamespace(**{"steps": None, "updates": None, "seconds": None, **limits})
-    progress = Progress(
-        options, Console(file=output, force_terminal=terminal, width=width, highlight=False, soft_wrap=True)
-    )
-    for _ in range(rounds):
-        progress.show(VALUES, scores)
-    progress.close()
+    console = Console(file=output, force_terminal=terminal, width=width, highlight=False, soft_wrap=True)
+    with patch("core.metrics.progress.time.monotonic", lambda: 0.0):  # within one moment, rates are those of VALUES
+        progress = Progress(options, console)
+        for _ in range(rounds):
+            progress.show(VALUES, scores)
+        progress.close()
     return output.getvalue()
 
 
@@ -678,16 +679,21 @@ def test_time_left_is_that_of_the_first_limit_reached(limits: dict[str, Any], le
 
 
 def test_rates_are_means_over_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter(range(0, 10_000, 2))  # One period reports a rollout, the next the updates with it.
-    monkeypatch.setattr("core.metrics.progress.time.monotonic", lambda: float(next(seconds)))
-    output = io.StringIO()
-    progress = Progress(SimpleNamespace(steps=2_000, updates=None, seconds=None), Console(file=output, width=200))
-    for period in range(60):
-        rates = (0.0, 8.0) if period % 2 else (400.0, 0.0)
-        progress.show(dict(zip(("global/agent_steps_per_second", "global/updates_per_second"), rates)) | COUNTS, None)
-    for line in output.getvalue().splitlines()[3:]:
-        steps, updates = (float(part.split()[0]) for part in line.split(" | ")[3:5])
-        assert 150 <= steps <= 250 and 3 <= updates <= 5
+    """They do not depend on when lines are written, from which the metrics' own rates count."""
+    now, steps, updates, output = 0.0, 0.0, 0.0, io.StringIO()
+    monkeypatch.setattr("core.metrics.progress.time.monotonic", lambda: now)
+    progress = Progress(SimpleNamespace(steps=100_000, updates=None, seconds=None), Console(file=output, width=200))
+    for moment in range(2, 242, 2):  # Two seconds report a rollout, the next two the updates with it.
+        fast = 1.0 if moment <= 120 else 0.1
+        steps, updates = (steps + 800 * fast, updates) if moment % 4 else (steps, updates + 16 * fast)
+        now, counts = float(moment), {"global/agent_steps": steps, "global/updates": updates}
+        progress.show({**VALUES, **counts, "global/agent_steps_per_second": steps / moment}, None)
+    for number, line in enumerate(output.getvalue().splitlines()[4:], start=4):  # a line every ten seconds
+        fast = 1.0 if number < 12 else 0.1
+        shown_steps, shown_updates = (float(part.split()[0]) for part in line.split(" | ")[3:5])
+        if not 12 <= number <= 15:  # half a minute in which the rate falls
+            assert 150 <= shown_steps / fast <= 250 and 3 <= shown_updates / fast <= 5
+    assert "steps 26,240/100,000 | score - | left 1:01:28 | 20 steps/s" in line
 
 
 def test_the_clock_of_a_run_goes_on_with_another_logger() -> None:

@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import gymnasium
 import pytest
 
 from core.agents.dqn import DQN
 from core.memories.unrolls.queue import QueueMemory
 from core.models.dqn import DQNMLP
-from core.specs import ArraySpec, WindowSpec
+from core.specs import ArraySpec, Discrete, EnvSpec, WindowSpec
 from utils.config.command_line import read_options
 from utils.config.validation import environment_spec
 from utils.factory import AgentsDict, MemoriesDict
@@ -175,17 +176,69 @@ class WrongExtras(DQN):
     extras = {"reward": ArraySpec((), "float32")}
 
 
+class NoSpec(DQN):
+    extras = {"bonus": 3}
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("WrongWindow", "AttributeError: 'DQNParams' object has no attribute 'nstep'"),
         ("WrongExtras", "ValueError: Agent.extras declares reward"),
+        ("NoSpec", "AttributeError: 'int' object has no attribute 'shape'"),
     ],
 )
 def test_an_error_of_an_agent_is_told_with_its_place(refuse, name, message):
     told = refuse("--config", "dqn-cartpole", "--agent_type", f"{__name__}:{name}")
     chosen = f"{name} with memory_type=shared and game=CartPole-v1"
     assert f"{chosen} cannot be used: {message}" in told and ".py, line " in told
+
+
+class NeverMade(DQN):
+    def __init__(self, params, spec, make_model):
+        raise RuntimeError("no init")
+
+
+class NothingToTell(DQN):
+    @classmethod
+    def problems(cls, params):
+        return None
+
+
+class OneSentence(DQN):
+    @classmethod
+    def problems(cls, params):
+        return "gamma is bad"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("NeverMade", f"agent_type={__name__}:NeverMade cannot be made for game=CartPole-v1: RuntimeError: no init"),
+        ("NothingToTell", "NothingToTell.problems failed: TypeError: 'NoneType' object is not iterable"),
+        ("OneSentence", "error: gamma is bad\n"),
+    ],
+)
+def test_any_error_of_an_own_agent_is_one_sentence(refuse, name, message):
+    assert message in refuse("--config", "dqn-cartpole", "--agent_type", f"{__name__}:{name}")
+
+
+def test_a_mask_that_the_environment_does_not_give_is_refused(refuse):
+    told = refuse("--config", "dqn-cartpole", "--env.action_mask", "info")
+    assert "action_mask of environment 0 at step 0 is {}, expected 2 zeros and ones" in told
+
+
+@pytest.mark.parametrize(
+    ("action", "shape", "message"),
+    [
+        (gymnasium.spaces.Discrete(2), (4,), r"action=Discrete\(2\) is none of Discrete, MultiDiscrete, Continuous"),
+        (Discrete(0), (4,), "there is nothing to choose"),
+        (Discrete(2), (4, 0), "or to learn from"),
+    ],
+)
+def test_a_spec_without_actions_or_observations_is_refused(action, shape, message):
+    with pytest.raises(ValueError, match=message):
+        EnvSpec("own", ArraySpec(shape, "float32"), 0, action)
 
 
 def test_a_run_without_an_update_is_refused(refuse):
