@@ -93,10 +93,6 @@ class FeatureDistanceStrategy(ReplayStrategy):
         return params.insert_strategy != "newest" or params.sample_strategy != "uniform"
 
     # slots ------------------------------------------------------------------------------------------------------------
-    @property
-    def store(self) -> Trajectories:
-        return self._copies.store if self._copies else super().store
-
     def __len__(self) -> int:
         return self._filled if self._copies else len(self._in_rings)
 

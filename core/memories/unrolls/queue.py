@@ -17,7 +17,6 @@ from core.common.settings import frozen_dataclass
 from core.memories.unrolls.unroll_memory import DrawnUnrolls, MixtureComponent, ReplayStrategy, UnrollMemory
 from core.memories.unrolls.unroll_slots import UnrollStore
 from core.memory import MemoryParams
-from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds
 
 COPIED = ("keep_oldest", "alternating")  # policies that may keep unrolls longer than the rings do
@@ -74,10 +73,6 @@ class QueueStrategy(ReplayStrategy):
         ]
 
     # sampling ---------------------------------------------------------------------------------------------------------
-    @property
-    def store(self) -> Trajectories:
-        return self._copies.store if self._copies else super().store
-
     def has_capacity(self) -> bool:
         return self.params.on_full != "block" or self.memory.unread() < self.params.capacity
 

@@ -9,7 +9,6 @@ from pydantic import Field
 from core.common.settings import frozen_dataclass
 from core.memories.unrolls.unroll_memory import DrawnUnrolls, ReplayStrategy
 from core.memories.unrolls.unroll_slots import UnrollStore
-from core.trajectory.ring_buffer import Trajectories
 from core.types import SampleIds
 
 
@@ -86,6 +85,7 @@ class ReservoirStrategy(ReplayStrategy):
     """
 
     Params = ReplayParams
+    _copies: UnrollStore
 
     def __init__(self, params: ReplayParams, memory: Any):
         super().__init__(params, memory)
@@ -95,10 +95,6 @@ class ReservoirStrategy(ReplayStrategy):
     @classmethod
     def slots(cls, params: ReplayParams) -> int:
         return params.capacity
-
-    @property
-    def store(self) -> Trajectories:
-        return self._copies.store
 
     def __len__(self) -> int:
         return min(self._seen, self._copies.capacity)

@@ -15,7 +15,7 @@ import torch
 
 from core.common.shared_arrays import SharedArrays
 from core.memories.uniform import ATTEMPTS
-from core.memories.unrolls.unroll_slots import slots_bytes
+from core.memories.unrolls.unroll_slots import UnrollStore, slots_bytes
 from core.memory import Memory
 from core.specs import ArraySpec, WindowKind, WindowSpec
 from core.trajectory.ring_buffer import Layout, Trajectories
@@ -54,6 +54,8 @@ class ReplayStrategy(ABC):
     # True if frames of copies may be compressed; then fewer copies are kept when their frames do not fit.
     packs: ClassVar[bool] = True
 
+    _copies: UnrollStore | None = None  # of a strategy that keeps copies
+
     def __init__(self, params: Any, memory: Any):
         self.params, self.memory = params, memory
 
@@ -87,8 +89,8 @@ class ReplayStrategy(ABC):
     @property
     def store(self) -> Trajectories:
         """Return where the unrolls lie that `draw` returns."""
-        trajectories: Trajectories = self.memory.trajectories
-        return trajectories
+        found: Trajectories = self._copies.store if self._copies else self.memory.trajectories
+        return found
 
     def has_capacity(self) -> bool:
         """Return True if an actor may begin a chunk.
