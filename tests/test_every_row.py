@@ -44,9 +44,7 @@ def test_every_config_plays_learns_and_saves_a_model(tmp_path, name):
             num_envs,
             "--rate_limiter.min_replay_size",
             min_steps,
-            *shlex.split(
-                "--rate_limiter.error_buffer 400 --updates 3 --evaluator.episodes 1 --evaluator.max_steps 3"
-            ),
+            *shlex.split("--rate_limiter.error_buffer 400 --updates 3 --evaluator.episodes 1 --evaluator.max_steps 3"),
             "--agent.batch_size",
             batch_size,
             *words,
