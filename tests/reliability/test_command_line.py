@@ -513,26 +513,22 @@ def test_a_run_that_has_made_its_steps_asks_for_more(read, refuse, capsys):
     assert "has made" not in capsys.readouterr().out
 
 
-def test_a_refused_continuation_does_not_say_with_what_it_continues(read, refuse, capsys):
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["--model.dueling", "True"], "cannot continue"),
+        (["--machine", "other"], "is not the machine of run test_one"),  # which is found out elsewhere
+    ],
+)
+def test_a_refused_continuation_does_not_say_with_what_it_continues(read, capsys, words, refusal):
     options = read("--config", "dqn-cartpole", "--machine", "test", "--timestamp", "one")
     options.log_folder.mkdir(parents=True)
     run_registry.save(options, {})
     (options.checkpoint_folder / "step_000000005000").mkdir(parents=True)
     with pytest.raises(SystemExit):
-        read("--resume", "test_one", "--agent.gamma", "0.9", "--model.dueling", "True")
+        read("--resume", "test_one", "--agent.gamma", "0.9", *words)
     told = capsys.readouterr()
-    assert "cannot continue" in told.err and "continues with" not in told.out
-
-
-def test_a_continuation_that_is_refused_elsewhere_does_not_say_so_either(read, refuse, capsys):
-    options = read("--config", "dqn-cartpole", "--machine", "test", "--timestamp", "one")
-    options.log_folder.mkdir(parents=True)
-    run_registry.save(options, {})
-    (options.checkpoint_folder / "step_000000005000").mkdir(parents=True)
-    with pytest.raises(SystemExit):
-        read("--resume", "test_one", "--agent.gamma", "0.9", "--machine", "other")
-    told = capsys.readouterr()
-    assert "is not the machine of run test_one" in told.err and "continues with" not in told.out
+    assert refusal in told.err and "continues with" not in told.out
 
 
 def test_a_run_is_not_tested_as_one_of_another_row(read, refuse):

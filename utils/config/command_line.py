@@ -150,10 +150,7 @@ def read(arguments: Sequence[str]) -> Options:
     problems += validation.problems(options, refused)
     told = list[str]()
     if saved is not None and options.mode == 2:
-        classes = {name: saved.options.get(name) for name in ("agent_type", "model_type") if name not in words}
-        if any(value not in (None, getattr(options, name)) for name, value in classes.items()):
-            trained = ", ".join(f"{name}={value}" for name, value in classes.items())
-            problems.append(f"run {saved.signature} is of config={saved.config} ({trained}): leave --config out")
+        problems += _of_another_row(options, saved, words)
     if saved is not None and options.mode == 1 and not rows.missing_classes(options):  # which was reported
         refusals, told = _continuation(options, saved)
         problems += refusals
@@ -167,8 +164,8 @@ def read(arguments: Sequence[str]) -> Options:
     for line in told:
         print(line)
     if saved is not None:
-        told = [options.config, *(f"{name}={getattr(options, name)}" for name in OF_A_MODEL)]
-        print(f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {', '.join(told)}")
+        classes = [options.config, *(f"{name}={getattr(options, name)}" for name in OF_A_MODEL)]
+        print(f"{'continuing' if options.mode == 1 else 'testing'} run {saved.signature}: {', '.join(classes)}")
     chosen, asked = validation.resolved(options), options.device
     if (asked, chosen.device, options.mode, options.learner.replay_device) == ("auto", "cpu", 1, "learner"):
         log_to_stderr("device=auto is cpu, where learner.replay_device=learner is slow: torch sees no CUDA device here")
@@ -348,6 +345,15 @@ def _identity(options: Options, saved: SavedRun | None) -> dict[str, Any]:
         return {"timestamp": timestamp}
     file = run_registry.find_model(options.model_file, options.root)
     return {"timestamp": timestamp, "model_file": os.path.realpath(file)}
+
+
+def _of_another_row(options: Options, saved: SavedRun, words: Words) -> list[str]:
+    """Return a problem if a run to test has another agent or network, and the row that is named gives this one."""
+    classes = {name: saved.options.get(name) for name in ("agent_type", "model_type") if name not in words}
+    if all(value in (None, getattr(options, name)) for name, value in classes.items()):
+        return []
+    trained = ", ".join(f"{name}={value}" for name, value in classes.items())
+    return [f"run {saved.signature} is of config={saved.config} ({trained}): leave --config out"]
 
 
 def _continuation(options: Options, saved: SavedRun) -> tuple[list[str], list[str]]:

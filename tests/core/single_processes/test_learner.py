@@ -143,6 +143,29 @@ def test_features_are_computed_in_the_actors_precision(asked, expected, monkeypa
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("may_sample", "starved", "marks"),
+    [(True, False, ["wait", "sample"]), (True, True, ["wait", "wait"]), (False, False, ["wait"])],
+)
+def test_time_without_a_batch_counts_as_what_held_it_up(may_sample, starved, marks):
+    """Sampling that takes long, a memory without windows, or the rate limiter."""
+    found = list[str]()
+    learner = SimpleNamespace(
+        context=SimpleNamespace(
+            run_state=SimpleNamespace(stopped=False, checkpoint_due=False),
+            options=SimpleNamespace(updates=None, batch_size=1),
+            rate_limiter=SimpleNamespace(can_sample=lambda samples: may_sample),
+        ),
+        group=SingleLearner(),
+        checker=SimpleNamespace(updates=0),
+        batches=SimpleNamespace(get=lambda timeout: None, starved=starved),
+        profile=SimpleNamespace(mark=found.append),
+        updater=SimpleNamespace(updates_per_call=1),
+        agent=SimpleNamespace(samples_per_window=1),
+    )
+    assert next(_Learner.learn(learner)) is False and found == marks
+
+
 def test_failed_checkpoints_are_counted():
     reported = []
 
