@@ -5,9 +5,10 @@
   Advantages are GAE, normalised in each minibatch; the value loss is clipped; the loss has an entropy bonus. Gradients
   are clipped at 0.5, and the KL may have a limit.
 - The memory `rollouts` collects synchronously: every rollout is by the newest parameters, and its advantages are GAE.
-  The memory `queue` collects asynchronously, as Sample Factory's APPO (2006.11751): actors never wait, and advantages
-  and targets are corrected by V-trace, which equals GAE where policies are alike. V-trace is computed once a rollout;
-  Sample Factory computes it anew for each minibatch, without lambda and with min(1, pi / mu) in the advantage.
+  The memory `queue` collects asynchronously, as Sample Factory's APPO (2006.11751): actors go on while the learner
+  computes. Advantages and targets are corrected by V-trace, which equals GAE where policies are alike. V-trace is
+  computed once a rollout. Sample Factory computes it for each minibatch, without lambda and with min(1, pi / mu) in
+  the advantage.
 - A2C is PPO with one epoch of one minibatch (2205.09123).
 - Deviations: a truncated episode bootstraps from its final observation; the step after an episode's end, where no
   action was taken, is left out of the loss and its means. So minibatches differ a little in size. Statistics of
