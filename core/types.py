@@ -82,9 +82,8 @@ def slice_batch(batch: Batch, part: slice | None) -> Batch:
     if part is None:
         return batch
     window = batch.window
-    extras = {name: field[:, part] for name, field in window.extras.items()}
-    states = tuple(state[part] for state in window.states)
-    sliced = Window._make([*(field[:, part] for field in window[:6]), extras, states])
+    fields = tree_map(lambda field: field[:, part], window[:-1])
+    sliced = Window._make([*fields, tuple(state[part] for state in window.states)])
     fresh = None if batch.fresh is None else batch.fresh[part]
     return Batch(sliced, batch.keys.select(part), batch.weights[part], fresh, batch.on_policy)
 

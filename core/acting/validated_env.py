@@ -93,15 +93,8 @@ class ValidatedEnv(Env):
                 raise ValueError(
                     f"{name} of {self.spec.name} at step {self._steps} is {actual}, expected {dtypes[0]} {list(shape)}"
                 )
-            if dtypes is FLOATS and not (finite := np.isfinite(value.astype(np.float32, copy=False))).all():
-                env_ind, *element = (int(index) for index in np.argwhere(~finite)[0])
-                where = f" (element {element})" if element else ""
-                number = value[env_ind, *element]
-                env_ind += self._first_env
-                raise ValueError(
-                    f"{name} of environment {env_ind} of {self.spec.name} at step {self._steps} "
-                    f"is {number}{where}, expected finite values"
-                )
+            if dtypes is FLOATS and not np.isfinite(value.astype(np.float32, copy=False)).all():
+                raise self._not_finite(name, value)
         if self._has_vectors:
             self._validate_vectors(timestep.observation)
         if self._is_masked:
@@ -117,13 +110,17 @@ class ValidatedEnv(Env):
         size = math.prod(self.spec.picture_of_parts)
         newest = observation[:, -1] if self.spec.frame_stack else observation
         vectors = np.ascontiguousarray(newest[:, size:]).view(np.float32)  # [E, vector_size]
-        if not (finite := np.isfinite(vectors)).all():
-            env_ind, element = (int(index) for index in np.argwhere(~finite)[0])
-            raise ValueError(
-                f"observation of environment {env_ind + self._first_env} of {self.spec.name} at step {self._steps} is "
-                f"{vectors[env_ind, element]} (element {element} of the vector beside the picture), expected finite "
-                "values"
-            )
+        if not np.isfinite(vectors).all():
+            raise self._not_finite("observation", vectors, " of the vector beside the picture")
+
+    def _not_finite(self, name: str, values: np.ndarray, beside: str = "") -> ValueError:
+        """Return the error that names the first of the values [E, ...] that is not finite."""
+        env_ind, *element = np.argwhere(~np.isfinite(values.astype(np.float32)))[0].tolist()
+        where = f" (element {element}{beside})" if element else ""
+        return ValueError(
+            f"{name} of environment {env_ind + self._first_env} of {self.spec.name} at step {self._steps} "
+            f"is {values[env_ind, *element]}{where}, expected finite values"
+        )
 
     def _with_legal_actions(self, timestep: TimeStep) -> TimeStep:
         """Allow all actions where the episode has terminated and the environment allows none."""

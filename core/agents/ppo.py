@@ -25,7 +25,7 @@ from torch import Tensor
 
 from core.agent import ActorOutput, LearnerOutput, make_learner_output
 from core.agents.base.actor_critic import ActorCriticAgent, ActorCriticAgentParams
-from core.agents.base.rollout_epochs import RolloutAgent, RolloutAgentParams, RolloutEpochs, normalized_weights
+from core.agents.base.rollout_epochs import RolloutAgent, RolloutAgentParams, normalized_weights
 from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device
 from core.distributed.learner_group import all_reduce_mean, all_reduce_sum
@@ -128,12 +128,9 @@ class PPO(RolloutAgent, ActorCriticAgent):
 
     # learning ---------------------------------------------------------------------------------------------------------
     def init_learner(self) -> None:
-        params = self.params
-        self._is_recurrent = bool(self.model.initial_state(1))
-        samples = params.batch_size * (1 if self._is_recurrent else params.unroll_length)
-        self._epochs = RolloutEpochs(self.model.parameters(), params, samples, lambda: self.run_progress)
+        super().init_learner()
         self._returns = (
-            RunningNormalization(1, clips_outliers=False).to(self.device) if params.normalize_rewards else None
+            RunningNormalization(1, clips_outliers=False).to(self.device) if self.params.normalize_rewards else None
         )
 
     def unroll(self, window: Window, model: Model | None = None) -> tuple[ActorCriticOutput, State]:

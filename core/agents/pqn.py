@@ -22,7 +22,7 @@ from torch import Tensor
 
 from core.agent import LearnerOutput, make_learner_output
 from core.agents.base.action_values import ActionValueAgent, ActionValueParams
-from core.agents.base.rollout_epochs import RolloutAgent, RolloutAgentParams, RolloutEpochs, normalized_weights
+from core.agents.base.rollout_epochs import RolloutAgent, RolloutAgentParams, normalized_weights
 from core.common.settings import frozen_dataclass
 from core.learning.gradients import Loss
 from core.learning.optimizer import OptimizerName
@@ -87,11 +87,6 @@ class PQN(RolloutAgent, ActionValueAgent):
         return {"q_max": ArraySpec((), "float32")}
 
     # learning ---------------------------------------------------------------------------------------------------------
-    def init_learner(self) -> None:
-        params = self.params
-        samples = params.batch_size * params.unroll_length
-        self._epochs = RolloutEpochs(self.model.parameters(), params, samples, lambda: self.run_progress)
-
     def learn(self, batch: Batch) -> LearnerOutput:
         self.set_training(True)
         window = batch.window.to(self.device)

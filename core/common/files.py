@@ -24,9 +24,9 @@ def replace_atomically(path: Path, writer: str = "") -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, writer: str = "") -> None:
     """Replace the file's content by `data`. Raises OSError (a full disk) with the old file intact."""
-    with replace_atomically(path) as temporary:
+    with replace_atomically(path, writer) as temporary:
         write_durably(temporary, data)
 
 

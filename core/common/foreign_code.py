@@ -21,6 +21,11 @@ def text_of(error: BaseException) -> str:
         return f"(its __str__ raises {type(second).__name__})"
 
 
+def described(error: BaseException) -> str:
+    """Return the exception's class and message in one line."""
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
 class ForeignCodeError(RuntimeError):
     """An error that replaces an exception of foreign code that must not leave it. The original traceback is kept."""
 
@@ -59,4 +64,4 @@ class foreign_code:
             str(error)  # raises if the message cannot be read, and then the error may not pass
             if isinstance(error, Exception) and (self._may_lack_packages or not isinstance(error, ImportError)):
                 return None
-        return f"raised {type(error).__name__}: {text_of(error)}"
+        return f"raised {described(error)}"

@@ -7,7 +7,7 @@ machine, which cannot lose or gain nodes.
 from typing import Any, NamedTuple, Protocol
 
 from core.common.exit_codes import TRAINING_FAILED
-from core.common.foreign_code import text_of
+from core.common.foreign_code import described
 from core.distributed.learner_group import PeerLostError
 
 
@@ -23,7 +23,7 @@ class ReportedError(NamedTuple):
     def of(cls, error: BaseException, traceback: str) -> "ReportedError":
         """Describe an exception by its text and its notes. Its message may be unreadable, if foreign code raised it."""
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        return cls(f"{type(error).__name__}: {text_of(error)}", notes, traceback, isinstance(error, PeerLostError))
+        return cls(described(error), notes, traceback, isinstance(error, PeerLostError))
 
 
 class ExitStatus(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 
-from core.common.foreign_code import text_of
+from core.common.foreign_code import described
 
 DEFAULT_FRAME_RATE = 30.0  # of gymnasium's recorder
 # Namespace or module before an id -> (module that registers the id, extra that installs it)
@@ -70,7 +70,7 @@ def _make(game: str, arguments: dict[str, Any]) -> MadeEnv:
         if module:
             importlib.import_module(module)
     except Exception as error:  # versions that do not fit together can raise anything
-        raise ImportError(f'{game}: {_describe(error)}; pip install -e ".[{extra}]"') from error
+        raise ImportError(f'{game}: {described(error)}; pip install -e ".[{extra}]"') from error
     try:
         # without gymnasium's own checker and time limit, which would report a faulty value less exactly than CheckedEnv
         env = gym.make(game, disable_env_checker=True, max_episode_steps=-1, **arguments)
@@ -143,7 +143,7 @@ def apply_wrappers(env: gym.Env[Any, Any], wrappers: str) -> gym.Env[Any, Any]:
             env = wrapper(env, **arguments)
         except Exception as error:
             raise ValueError(
-                f"env.wrappers: {name} cannot be put around the environment: {_describe(error)}"
+                f"env.wrappers: {name} cannot be put around the environment: {described(error)}"
             ) from error
     return env
 
@@ -160,7 +160,7 @@ def _wrapper_class(name: str) -> Any:
     try:
         wrapper = getattr(importlib.import_module(module_name), attribute)
     except Exception as error:  # importing a user's module can raise anything
-        raise ValueError(f"env.wrappers: {name} cannot be imported: {_describe(error)}") from error
+        raise ValueError(f"env.wrappers: {name} cannot be imported: {described(error)}") from error
     if not (isinstance(wrapper, type) and issubclass(wrapper, gym.Wrapper)):
         raise ValueError(f"env.wrappers: {name} is no gymnasium.Wrapper")
     if issubclass(wrapper, gym.wrappers.FrameStackObservation):
@@ -190,10 +190,6 @@ def _closest_ids(game: str, registry: Any) -> str:
     ids = {name.lower(): name for name in registry}
     close = difflib.get_close_matches(game.lower(), ids, n=3, cutoff=0.6)
     return f" The closest ids are {', '.join(ids[name] for name in close)}." if close else ""
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def _versions() -> str:

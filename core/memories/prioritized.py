@@ -24,8 +24,8 @@ from core.common.settings import frozen_dataclass
 from core.device.torch_runtime import on_device, upload
 from core.learning.optimizer import ScheduledTensor
 from core.memories.sum_tree import CumulativeLeaves, SumTree
-from core.memories.uniform import DeviceReplay, StartLeaves, Store, WindowStarts
-from core.memory import Memory, MemoryParams
+from core.memories.uniform import DeviceReplay, StartLeaves, Store, UniformParams, WindowStarts
+from core.memory import Memory
 from core.specs import WindowSpec
 from core.trajectory.ring_buffer import Array, Layout
 from core.types import Batch, SampleIds
@@ -172,9 +172,7 @@ class DevicePrioritizedReplay(DeviceReplay):
 
 
 @frozen_dataclass
-class PrioritizedParams(MemoryParams):
-    capacity: int = Field(default=100_000, ge=1, le=10**10)
-    """Agent steps that the memory holds."""
+class PrioritizedParams(UniformParams):
     alpha: float = Field(default=0.6, ge=0, le=10)
     """Exponent of the priorities; 0 draws uniformly (Ape-X: 0.6, Rainbow: 0.5)."""
     beta_start: float = Field(default=0.4, ge=0, le=1)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from core.common.console import log_to_stderr
+from core.common.foreign_code import described
 from core.common.settings import dotted
 from core.runtime.log_buffers import Record
 from core.runtime.options import RunOptions
@@ -142,8 +143,7 @@ class TrackerThread:
             self.errors += 1
             if self.errors == 1:
                 log_to_stderr(
-                    f"warning: {self._name} failed ({type(error).__name__}: {error}); "
-                    "training goes on, losses are counted"
+                    f"warning: {self._name} failed ({described(error)}); training goes on, losses are counted"
                 )
             return None
 

@@ -1,13 +1,14 @@
 """Distributions of actions that actor-critics learn, each by its parameters, and the squashed Gaussian of SAC.
 
 - A network returns the parameters [..., P] of a distribution, which steps store as "logits".
-- Log-probabilities, entropies and divergences are joint over the numbers of an action, and differentiable.
-- Tensors are time-major [T, B, ...]. Shapes that differ raise ValueError.
+- `sample` draws an action for each of E environments from numpy parameters [E, P], and `likeliest` returns the
+  likeliest action of each from a tensor.
+- `log_probs`, `entropies` (in nats) and `kl`, the divergence KL(p || q), compute [T, B] from parameters [T, B, P]. They
+  are joint over the numbers of an action, and differentiable. Shapes that differ raise ValueError.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -50,25 +51,6 @@ def log_tanh_derivative(unsquashed: Tensor) -> Tensor:
 # The expectation under a Gaussian is a sum over equal steps of its deviations, which are made on the device, so that a
 # CUDA graph copies nothing: relative error below 1e-3 for deviations up to 2.
 NODES, SPAN = 65, 8.0
-
-
-class PolicyDistribution(Protocol):
-    """A family of distributions, as an actor-critic uses it."""
-
-    def sample(self, parameters: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Draw an action for each of E environments from parameters [E, P]."""
-
-    def likeliest(self, parameters: Tensor) -> Tensor:
-        """Return the likeliest action of each of E environments from parameters [E, P]."""
-
-    def log_probs(self, parameters: Tensor, actions: Tensor) -> Tensor:
-        """Compute log pi(a) [T, B] from parameters [T, B, P]."""
-
-    def entropies(self, parameters: Tensor) -> Tensor:
-        """Compute the entropies [T, B] in nats from parameters [T, B, P]."""
-
-    def kl(self, parameters_p: Tensor, parameters_q: Tensor) -> Tensor:
-        """Compute KL(p || q) [T, B] from parameters [T, B, P]."""
 
 
 class Categorical:

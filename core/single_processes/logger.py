@@ -60,8 +60,10 @@ class _RunLog:
         self._dropped = 0  # records since the start that came too late
         self._rates, self._counts, self._counted_at = dict[str, float](), self._read_counts(), time.monotonic()
         self._has_ended = False
-        if self._files.continues:
-            self._write_start()
+        if self._files.continues:  # Readers drop earlier lines of later steps.
+            step, now = int(self._counts["agent_steps"]), context.logs.now()
+            counts = [Record(f"global/{name}", value, step, now) for name, value in self._counts.items()]
+            self._files.write(counts, step)
 
     def work(self) -> bool:
         """Do what is due. Return True if there was anything to do.
@@ -91,11 +93,6 @@ class _RunLog:
         deadline = time.monotonic() + self._params.tracker_timeout
         for tracker in self._trackers:
             tracker.join(max(deadline - time.monotonic(), 0.0))
-
-    def _write_start(self) -> None:
-        """Write the counts with which this part of the run begins. Readers drop earlier lines of later steps."""
-        step, now = int(self._counts["agent_steps"]), self._context.logs.now()
-        self._files.write([Record(f"global/{name}", value, step, now) for name, value in self._counts.items()], step)
 
     def _collect(self, from_share: float) -> list[Record]:
         """Empty the evaluator's ring and those that are filled to a share, and keep what is not of evaluations.

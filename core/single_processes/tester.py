@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from core.checkpoint.model_file import file_beside, load_into, load_weights
-from core.common.files import replace_atomically, write_durably
+from core.common.files import write_atomically
 from core.common.system import usable_cores, versions
 from core.evaluation.episodes import Episode, EpisodeResults, play_episodes, results_of
 from core.runtime.context import Context
@@ -70,7 +70,9 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         return
     results = results_of(ended, context.spec.reward_threshold) if played is None else played
     summary = summarise(results, options.env_class, context.spec.name)
-    numbers = ", ".join(f"{name} {_format_number(value)}" for name, value in summary.items())
+    numbers = ", ".join(
+        f"{name} {value:g}" if isinstance(value, int) else f"{name} {value:.2f}" for name, value in summary.items()
+    )
     _print(f"{path.name} on {context.spec.name}: {numbers}")
     report_path = file_beside(path, "_test.json")
     if played is None:
@@ -94,8 +96,7 @@ def tester(context: Context, index: int) -> Iterator[bool]:
         "options": options.to_dict(),
     }
     # Another process may test the same model, and end in the same moment.
-    with replace_atomically(report_path, f"{os.getpid()}_") as temporary:
-        write_durably(temporary, (json.dumps(report, indent=1, default=str) + "\n").encode())
+    write_atomically(report_path, (json.dumps(report, indent=1, default=str) + "\n").encode(), f"{os.getpid()}_")
     _print(f"all returns: {report_path}")
     if renderer is not None:
         _print(f"video: {renderer.video.path}")
@@ -127,7 +128,3 @@ def _print(message: str) -> None:
     """Print to stdout. A closed pipe (`| head -2`) or a full disk behind stdout does not stop the test."""
     with suppress(OSError, ValueError):  # ValueError if an environment has closed it
         print(message, flush=True)
-
-
-def _format_number(value: float | int) -> str:
-    return f"{value:g}" if isinstance(value, int) else f"{value:.2f}"

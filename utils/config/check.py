@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from core.acting.validated_env import play_randomly, random_actions
 from core.agent import Agent, LearnerOutput
 from core.checkpoint.run_checkpoint import storable
-from core.common.foreign_code import foreign_code, text_of
+from core.common.foreign_code import described, foreign_code, text_of
 from core.common.system import available_bytes
 from core.env import Env
 from core.memory import Memory
@@ -189,7 +189,7 @@ def _gymnasium(options: Options, spec: EnvSpec, pace: Pace) -> tuple[str, list[s
         try:
             check_env(env, skip_render_check=True)
         except Exception as error:
-            return "", [f"gymnasium's checker: {type(error).__name__}: {error}"]
+            return "", [f"gymnasium's checker: {described(error)}"]
     return "\n".join(COLORS.sub("", str(warning.message)) for warning in caught) or "its checker found nothing", []
 
 
@@ -349,12 +349,6 @@ def _budget(options: Options, costs: throughput.StepCosts, rate: float, agent: A
 def wide_console() -> Console:
     """Return a console in which tables are readable, whatever the terminal's width, and brackets stay as they are."""
     return Console(highlight=False, markup=False, width=max(Console().width, WIDTH))
-
-
-def print_refused(options: Options) -> None:
-    """Print the table of an environment that can be made although these options are refused."""
-    with suppress(Exception):  # Why the environment cannot be made is one of the problems.
-        wide_console().print(table(validation.environment_spec(options), None))
 
 
 def table(spec: EnvSpec, model: Model | None) -> Table:

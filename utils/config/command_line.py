@@ -18,7 +18,7 @@ from core.common.exit_codes import BAD_CHECKPOINT, BAD_OPTIONS
 from core.common.settings import dotted
 from utils import run_registry
 from utils.config import rows, validation
-from utils.config.options_page import WIDTH, help_sections, help_text
+from utils.config.options_page import TOP, WIDTH, help_text
 from utils.errors import ConfigurationError
 from utils.factory import EnginesDict, ProcessesDict, did_you_mean, suggestion
 from utils.options import CONFIGS, Options
@@ -157,9 +157,10 @@ def read(arguments: Sequence[str]) -> Options:
     code = missing.code if missing and not problems else BAD_OPTIONS
     if problems := [*problems, *(missing.problems if missing else ())]:
         if options.check:
-            from utils.config.check import print_refused
+            from utils.config.check import table, wide_console
 
-            print_refused(options)
+            with suppress(Exception):  # Why the environment cannot be made is one of the problems.
+                wide_console().print(table(validation.environment_spec(options), None))
         raise ConfigurationError(problems, code)
     for line in told:
         print(line)
@@ -242,8 +243,9 @@ def _help(options: Options, words: Sequence[str]) -> NoReturn:
     Raises:
         ConfigurationError: an unknown section.
     """
-    sections, groups = [word.replace("-", "_") for word in words], help_sections(options)
-    known = [*groups, *rows.declared(options)]
+    sections, declared = [word.replace("-", "_") for word in words], rows.declared(options)
+    groups = list(dict.fromkeys(name.rpartition(".")[0] or TOP for name in declared))
+    known = [*groups, *declared]
     if unknown := [section for section in sections if section not in known]:
         raise ConfigurationError(
             [

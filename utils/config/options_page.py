@@ -90,11 +90,6 @@ def help_text(options: Options, section: str) -> str:
     return "\n".join(lines)
 
 
-def help_sections(options: Options) -> list[str]:
-    """Return the sections that `--help` may be followed by."""
-    return list(dict.fromkeys(name.rpartition(".")[0] or TOP for name in declared(options)))
-
-
 @cache
 def descriptions(params: type) -> dict[str, str]:
     """Return field name -> the sentences below the field, of the class and its bases."""

@@ -141,7 +141,7 @@ def tabulate(runs: Sequence[ChildRun], path: Path) -> str:
     write_csv(path.with_name(f"{path.name}-runs.csv"), results)
     write_csv(path.with_name(f"{path.name}.csv"), lines)
     columns = [name.replace("_", " ") for name in Summary._fields]
-    text = markdown(columns, (list(map(_text, line)) for line in lines))
+    text = markdown(columns, ([f"{x:.2f}" if isinstance(x, float) else str(x) for x in line] for line in lines))
     path.with_name(f"{path.name}.md").write_text(text)
     return text
 
@@ -182,10 +182,6 @@ def write_csv(path: Path, lines: Sequence[Result] | Sequence[Summary]) -> None:
     """Write a column per field and a line per result or summary."""
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([lines[0]._fields, *lines])
-
-
-def _text(value: object) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -27,13 +27,7 @@ from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerName, OptimizerParams
 from core.model import Model
 from core.ops.actions import mask_actions
-from core.ops.policy_distributions import (
-    Categorical,
-    ChoicesAndNumbers,
-    DiagonalGaussian,
-    MultiCategorical,
-    PolicyDistribution,
-)
+from core.ops.policy_distributions import Categorical, ChoicesAndNumbers, DiagonalGaussian, MultiCategorical
 from core.specs import ArraySpec, Continuous, Discrete, Mixed, MultiDiscrete, WindowSpec
 from core.types import ACTION_MASK, ActorCriticOutput, Batch, State, TimeStep, Window, slice_batch
 
@@ -95,7 +89,7 @@ class ActorCriticAgent(Agent):
         self._has_numbers = isinstance(self.spec.action, Continuous | Mixed)
         self.policy = self._make_policy()
 
-    def _make_policy(self) -> PolicyDistribution:
+    def _make_policy(self) -> Categorical | MultiCategorical | DiagonalGaussian | ChoicesAndNumbers:
         if isinstance(self.spec.action, Continuous):
             return DiagonalGaussian(self.params.squash_actions)
         if isinstance(self.spec.action, Mixed):

@@ -164,9 +164,15 @@ class CompiledStep:
 
 
 class RolloutAgent(Agent):
-    """Base of agents that learn from each rollout by `_epochs`, which their `init_learner` makes."""
+    """Base of agents that learn from each rollout by `_epochs`."""
 
-    _epochs: RolloutEpochs
+    params: Any
+
+    def init_learner(self) -> None:
+        # Minibatches consist of steps, or with a recurrent network of whole unrolls.
+        self._is_recurrent = bool(self.model.initial_state(1))
+        samples = self.params.batch_size * (1 if self._is_recurrent else self.params.unroll_length)
+        self._epochs = RolloutEpochs(self.model.parameters(), self.params, samples, lambda: self.run_progress)
 
     @classmethod
     def compiled_calls(cls, params: Any) -> int:

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from core.common.settings import frozen_dataclass
-from core.memories.unrolls.uniform_unrolls import FifoIndex, replayed, uniform
+from core.memories.unrolls.uniform_unrolls import FifoIndex, ReplayParams, replayed, uniform
 from core.memories.unrolls.unroll_memory import DrawnUnrolls, ReplayStrategy, ids_of
 from core.memories.unrolls.unroll_slots import UnrollStore
 from core.ops.distances import DISTANCES
@@ -36,11 +36,9 @@ MAX_COMPARED = 128  # unrolls in one forward pass, which bounds the memory that 
 
 
 @frozen_dataclass
-class CustomParams:
+class CustomParams(ReplayParams):
     """Names, defaults and spelling are those of the replaced system's replay list."""
 
-    capacity: int = Field(default=1_000, ge=1, le=10**7)
-    """Unrolls that the strategy holds."""
     dist_function: Literal["ln_norm", "cos_dist", "kl_div"] = "ln_norm"
     """Distance between the features of two unrolls."""
     p: float = Field(default=2.0, ge=1, le=1_000)

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from core.common.foreign_code import text_of
+from core.common.foreign_code import described
 from core.common.settings import JsonText, frozen_dataclass, sentences
 from core.memories.unrolls.feature_replay import CustomParams, FeatureDistanceStrategy, Insertion, Sampling
 from core.memories.unrolls.queue import QueueParams, QueueStrategy
 from core.memories.unrolls.uniform_unrolls import ReplayParams, ReservoirStrategy, StandardStrategy
-from core.memories.unrolls.unroll_memory import MixtureComponent, ReplayStrategy, UnrollMemory, shares
+from core.memories.unrolls.unroll_memory import MixtureComponent, ReplayStrategy, UnrollMemory
 from core.memory import MemoryParams
 
 DEFAULT = (
@@ -85,16 +85,8 @@ class MixedMemory(UnrollMemory):
 
     @classmethod
     def problems(cls, params: MixedParams, batch_size: int) -> list[str]:
-        components, errors = _read(params.replay_parameters)
-        if not errors:
-            counts = shares([component.ratio for component in components], batch_size)
-            errors = [
-                f"a sample_ratio of {component.ratio:g} is no unroll of a batch of {batch_size}"
-                for component, count in zip(components, counts)
-                if not count
-            ]
-            errors += super().problems(params, batch_size)
-        return [f"memory.replay_parameters: {error}" for error in errors]
+        _, errors = _read(params.replay_parameters)
+        return [f"memory.replay_parameters: {error}" for error in errors or super().problems(params, batch_size)]
 
 
 def _read(text: str) -> tuple[list[MixtureComponent], list[str]]:
@@ -125,7 +117,7 @@ def _component(item: dict[str, Any]) -> tuple[MixtureComponent | None, list[str]
     try:
         strategy, params = _strategy(kind)
     except Exception as error:  # the code of a strategy of your own can fail in any way
-        reason = "" if isinstance(error, KeyError) else f": {type(error).__name__}: {text_of(error)}"
+        reason = "" if isinstance(error, KeyError) else f": {described(error)}"
         known_types = ", ".join(STRATEGIES)
         wrong = f"type={kind!r} must be one of {known_types} or package.module:Class of your own{reason}"
         return None, [wrong, *errors]
@@ -138,7 +130,7 @@ def _component(item: dict[str, Any]) -> tuple[MixtureComponent | None, list[str]
     except ValidationError as error:
         errors += sentences(error).values()
     except Exception as error:
-        errors.append(f"the settings of {kind} are refused: {type(error).__name__}: {text_of(error)}")
+        errors.append(f"the settings of {kind} are refused: {described(error)}")
     return None, errors
 
 

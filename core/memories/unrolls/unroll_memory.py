@@ -19,7 +19,7 @@ from core.memories.unrolls.unroll_slots import UnrollStore, slots_bytes
 from core.memory import Memory
 from core.specs import ArraySpec, WindowKind, WindowSpec
 from core.trajectory.ring_buffer import Layout, Trajectories
-from core.types import Batch, SampleIds, Window
+from core.types import Batch, SampleIds, Window, tree_map
 
 EMPTY_IDS = SampleIds(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
@@ -204,11 +204,14 @@ class UnrollMemory(Memory):
     def problems(cls, params: Any, batch_size: int) -> list[str]:
         components = cls.components(params)
         counts = shares([component.ratio for component in components], batch_size)
-        return [
-            problem
-            for (strategy, each, _), count in zip(components, counts)
-            for problem in strategy.problems(each, count)
+        found = [
+            f"a sample_ratio of {ratio:g} is no unroll of a batch of {batch_size}"
+            for (_, _, ratio), count in zip(components, counts)
+            if not count
         ]
+        for (strategy, each, _), count in zip(components, counts):
+            found += strategy.problems(each, count)
+        return found
 
     # actors -----------------------------------------------------------------------------------------------------------
     def has_room(self, actor_ind: int) -> bool:
@@ -356,10 +359,8 @@ def concatenate_windows(windows: Sequence[Window]) -> Window:
     """Return windows of several stores as one, concatenated along the batch."""
     if len(windows) == 1:
         return windows[0]
-    fields = [torch.cat(tensors, 1) for tensors in zip(*(window[:6] for window in windows))]
-    extras = {name: torch.cat([window.extras[name] for window in windows], 1) for name in windows[0].extras}
-    states = tuple(torch.cat(tensors) for tensors in zip(*(window.states for window in windows)))
-    return Window._make([*fields, extras, states])
+    fields = tree_map(lambda *tensors: torch.cat(tensors, 1), *(window[:-1] for window in windows))
+    return Window._make([*fields, tuple(map(torch.cat, zip(*(window.states for window in windows))))])
 
 
 def _max_reuse(component: MixtureComponent) -> int | None:

@@ -1,8 +1,6 @@
 """Exploration by noise on the weights (Noisy Networks, 1706.10295), the factorised variant."""
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -62,10 +60,3 @@ class NoisyLinear(nn.Linear):
             return super().forward(input) + outputs * F.linear(input * inputs, self.weight_sigma, self.bias_sigma)
         weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(outputs, inputs))
         return F.linear(input, weight, torch.addcmul(self.bias, self.bias_sigma, outputs))
-
-
-def linear_factory(params: NoisyParams) -> Callable[[int, int], nn.Linear]:
-    """Return a function that makes a head's layer of (inputs, outputs)."""
-    if not params.noisy:
-        return nn.Linear
-    return partial(NoisyLinear, sigma=params.sigma, noise_per_env=params.noise_per_env)

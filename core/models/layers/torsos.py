@@ -4,6 +4,7 @@ Where frames hold a vector beside their picture, each torso of convolutions is a
 """
 
 import math
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from core.common.settings import frozen_dataclass
 from core.device.recorded_work import is_recording
 from core.model import Model, ModelParams, keep_float32
-from core.models.layers.noisy_linear import linear_factory
+from core.models.layers.noisy_linear import NoisyLinear
 from core.models.layers.spectral_norm import SpectralConv2d
 from core.specs import EnvSpec
 from core.types import PictureAndVector
@@ -250,7 +251,8 @@ def q_head(features: int, num_actions: int, params: Any) -> nn.Module:
     The options `dueling`, `noisy`, `hidden` and `atoms` of a network shape it. If `norm` is "layer", the hidden layer
     is normalised (`with_layer_norm`).
     """
-    linear, atoms = linear_factory(params), getattr(params, "atoms", None)
+    noisy = partial(NoisyLinear, sigma=params.sigma, noise_per_env=params.noise_per_env) if params.noisy else None
+    linear, atoms = noisy or nn.Linear, getattr(params, "atoms", None)
 
     def layers(outputs: int) -> nn.Sequential:
         first = with_layer_norm(linear(features, params.hidden), params.norm)
