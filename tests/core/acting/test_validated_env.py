@@ -106,7 +106,8 @@ def test_numbers_beside_a_picture_must_be_finite():
     env.reset(1)
     assert env.step(np.zeros(STREAMS, np.int64)).observation is frames
     frames[1, 1, 8:].view(np.float32)[0] = np.inf
-    with pytest.raises(ValueError, match=r"environment 1 of told at step 2 is inf \(element \[1\] of the vector beside"):
+    message = r"environment 1 of told at step 2 is inf \(element \[1\] of the vector beside"
+    with pytest.raises(ValueError, match=message):
         env.step(np.zeros(STREAMS, np.int64))
 
 
