@@ -113,7 +113,8 @@ def train(config: str, settings: Mapping[str, Any] | None = None, *, progress: b
     if interrupted and code in (INTERRUPTED, -signal.SIGINT):
         hint = "it has no checkpoint"
         if checkpoints(run.checkpoint_folder):
-            hint = f'train("{config}", resume="{run.signature}") continues it'
+            root = "" if options.root == PROJECT else f', root="{options.root}"'
+            hint = f'train("{config}", resume="{run.signature}"{root}) continues it'
         raise KeyboardInterrupt(f"run {run.signature} was interrupted: {hint}")
     problems = [line.removeprefix("error: ") for line in output if line.startswith("error: ")]
     if code in (BAD_OPTIONS, BAD_CHECKPOINT) and problems:
@@ -326,9 +327,11 @@ class Policy:
             raise ValueError(f"observation is {list(array.shape)}, expected {list(shape)} or several, {several}")
         if array.dtype.kind not in "fiub" or (dtype == np.uint8 and array.dtype != np.uint8):
             raise ValueError(f"observation is {array.dtype}, expected {dtype}")
-        if not np.isfinite(array).all():
-            raise ValueError(f"observation holds {array[~np.isfinite(array)][0]}, expected finite values")
-        return np.ascontiguousarray(array[None] if single else array, dtype), single
+        with np.errstate(over="ignore"):  # A number that the stored dtype cannot hold becomes infinite.
+            stored = array.astype(dtype)
+        if not np.isfinite(stored).all():
+            raise ValueError(f"observation holds {array[~np.isfinite(stored)][0]}, expected finite values")
+        return np.ascontiguousarray(stored[None] if single else stored), single
 
 
 def _one_for_each(name: str, value: Any, dtype: type, count: int) -> np.ndarray:

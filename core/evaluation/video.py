@@ -85,11 +85,13 @@ class EpisodeRenderer:
         """Draw the last step and finish the file."""
         try:
             if self._previous is not None:
-                self._draw(self._previous, self._previous)
+                self._draw(self._previous, None)
         finally:
             self.video.close()
 
-    def _draw(self, step: RenderedStep, following: RenderedStep) -> None:
+    def _draw(self, step: RenderedStep, following: RenderedStep | None) -> None:
+        if following is None or not following.length:  # the episode ended with this step, and no action was taken
+            return self.video.add(self.frame(step, None))
         for name, values in following.diagnostics.items():
             self._curves.setdefault(name, deque(maxlen=HISTORY)).append(np.atleast_1d(values))
         self.video.add(self.frame(step, following.action))
@@ -99,7 +101,7 @@ class EpisodeRenderer:
 
         Args:
             step: The step to draw.
-            action: The action that was taken in it.
+            action: The action that was taken in it; None at the end of an episode.
         """
         if not (self._params.overlay or self._params.panel):
             return step.picture

@@ -229,9 +229,9 @@ def parse_line(text: bytes) -> dict[str, Any] | None:
     """Return a line of a metrics.jsonl. If no run writes such a line, return None."""
     try:
         line = json.loads(text)
-        valid = isinstance(line["values"], dict) and all(isinstance(line[name], int | float) for name in POINT)
-        return line if valid else None
-    except (ValueError, TypeError, KeyError, RecursionError):
+        numbers = [*(line[name] for name in POINT), *filter(None, line["values"].values())]
+        return line if all(isinstance(number, int | float) for number in numbers) else None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 

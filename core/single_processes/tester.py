@@ -75,6 +75,8 @@ def tester(context: Context, index: int) -> Iterator[bool]:
     )
     _print(f"{path.name} on {context.spec.name}: {numbers}")
     report_path = file_beside(path, "_test.json")
+    if renderer is not None:
+        _print(f"video: {renderer.video.path}")
     if played is None:
         return _print(f"interrupted: {report_path} was not written")
     report = {
@@ -98,8 +100,6 @@ def tester(context: Context, index: int) -> Iterator[bool]:
     # Another process may test the same model, and end in the same moment.
     write_atomically(report_path, (json.dumps(report, indent=1, default=str) + "\n").encode(), f"{os.getpid()}_")
     _print(f"all returns: {report_path}")
-    if renderer is not None:
-        _print(f"video: {renderer.video.path}")
 
 
 def summarise(results: EpisodeResults, env_class: Any, game: str) -> dict[str, float | int]:

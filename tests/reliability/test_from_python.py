@@ -41,7 +41,7 @@ def test_f51_an_interrupted_script_saves_as_ctrl_c_does(tmp_path):
         family = psutil.Process(script.pid).children(recursive=True)
         script.send_signal(signal.SIGINT)
         said = script.communicate(timeout=30)[0]
-        assert script.returncode == 0 and 'train("dqn-cartpole", resume="local_one") continues it' in said, said
+        assert script.returncode == 0 and 'train("dqn-cartpole", resume="local_one", root="' in said, said
         assert list((tmp_path / "runs" / "models" / "local_one_checkpoints").glob("step_*")) and family
         assert not [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     finally:

@@ -107,6 +107,7 @@ def test_a_batch_of_observations_is_answered_like_single_ones(kind, trained):
         (np.zeros((0, 4)), "expected"),
         (["a", "b", "c", "d"], "expected float32"),
         ([0, 0, np.nan, 0], "observation holds nan, expected finite values"),
+        ([0, 0, 1e39, 0], "observation holds 1e\\+39, expected finite values"),  # which float32 cannot hold
     ],
 )
 def test_an_observation_of_a_wrong_shape_or_type_is_refused(observation, message, trained):

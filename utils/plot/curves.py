@@ -199,10 +199,15 @@ def _read_folder(folder: Path, metrics: Sequence[str]) -> Run:
     if not (folder / METRICS).is_file():
         raise NoCurves(f"{folder} is no log folder of a run: it has no {METRICS}", "no log folder of a run")
     name, saved = folder.resolve().name, run_registry.read(folder)
-    settings = {**saved.options, **_names(name, saved.config, saved.file.get("game"))} if saved else _names(name)
+    first: dict[str, Any] = {}
     with suppress(OSError, ValueError):  # a run that was killed at once, or one of an older version
-        if changed := differences(dotted(json.loads((folder / FIRST_OPTIONS).read_text())), settings):
+        first = dotted(json.loads((folder / FIRST_OPTIONS).read_text()))
+    if saved:
+        settings = {**saved.options, **_names(name, saved.config, saved.file.get("game"))}
+        if changed := differences(first, settings):
             log_to_stderr(f"warning: {name} was resumed with other options, by which it is named: {', '.join(changed)}")
+    else:
+        settings = {**first, **_names(name, first.get("config"), first.get("game"))}
     try:
         lines = read_lines(folder / METRICS)
         known = {metric for line in lines for metric in line["values"]}
@@ -332,7 +337,7 @@ def _differing(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
         names += [
             name
             for name in dict.fromkeys(name for run in same for name in run.settings)
-            if (counts(name) or (name in SCHEDULED and any(map(_is_scheduled, same))))
+            if (counts(name) or (name in SCHEDULED and any(is_scheduled(run.settings) for run in same)))
             and name not in (*NAMES, *CHOICES)
             and (classes or name.partition(".")[0] not in SECTIONS)
             and len({json.dumps(run.settings[name]) for run in same if name in run.settings}) > 1
@@ -340,10 +345,10 @@ def _differing(runs: Sequence[Run], ignored: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _is_scheduled(run: Run) -> bool:
+def is_scheduled(settings: Mapping[str, Any]) -> bool:
     """Return True if the learning rate follows the share of the run that is over (core/learning/optimizer.py)."""
-    schedule = run.settings.get("agent.lr_schedule", "constant")
-    return schedule != "constant" and run.settings.get("agent.lr_schedule_updates", 0) is None
+    schedule = settings.get("agent.lr_schedule", "constant")
+    return schedule != "constant" and settings.get("agent.lr_schedule_updates", 0) is None
 
 
 def _split(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:

@@ -30,8 +30,8 @@ from core.common.terminal import relay_output
 from utils.config.command_line import refusing, split
 from utils.config.rows import split_values
 from utils.errors import ConfigurationError
-from utils.options import PROJECT
-from utils.plot.curves import curve_of, late_score, markdown, until
+from utils.options import PROJECT, Options
+from utils.plot.curves import OVERSHOOT, curve_of, late_score, markdown, until
 from utils.sweep.subprocess_run import ChildRun, Runner, claimed, options_of, parsed, seeded
 
 NOT_IN_FILE_NAMES = re.compile(r"[^\w.+-]+")
@@ -117,11 +117,17 @@ def planned(options: argparse.Namespace, variants: list[tuple[str, list[str]]], 
     Raises:
         ConfigurationError: a seed is out of bounds, or runs of one signature would have different options.
     """
-    runs, errors = dict[str, ChildRun](), list[str]()
+    runs, errors, templates = dict[str, ChildRun](), list[str](), dict[str, Options]()
     for config in options.configs:
         for suffix, words in variants:
             template = options_of(config, words, options.name, options.root)
             row = f"{template.config}{suffix}"
+            errors += [
+                f"{earlier} and {row} would be the same runs: --vary takes each value once"
+                for earlier, other in templates.items()
+                if other == template and earlier != row
+            ]
+            templates[row] = template
             for each in seeded(template, row, options.seeds):
                 run = ChildRun(each, words, folder / f"{each.timestamp}.txt", row)
                 if runs.setdefault(each.signature, run).options != each:
@@ -148,12 +154,13 @@ def tabulate(runs: Sequence[ChildRun], path: Path) -> str:
 
 def result(run: ChildRun) -> Result:
     """Return the outcome of a run from its files."""
-    lines = run.lines
-    curve = until(curve_of(lines), run.options.steps)
+    lines, planned_steps = run.lines, run.options.steps
+    curve = until(curve_of(lines), planned_steps)
     final, best = (float(curve.values[-1]), float(curve.values.max())) if len(curve.values) else (math.nan, math.nan)
-    # A resume has superseded earlier lines of more steps.
     steps, seconds = (int(lines[-1]["step"]), float(lines[-1]["seconds"])) if lines else (0, 0.0)
-    late = late_score(curve, run.options.steps)
+    if planned_steps and len(curve.steps) and steps > OVERSHOOT * planned_steps:  # An earlier sweep trained it further.
+        steps, seconds = int(curve.steps[-1]), float(curve.seconds[-1])
+    late = late_score(curve, planned_steps)
     return Result(run.row, run.options.seed, run.complete, run.exit_code, steps, seconds / 60, final, best, late)
 
 

@@ -21,7 +21,7 @@ from utils.config import command_line, validation
 from utils.config.rows import changed
 from utils.errors import ConfigurationError
 from utils.options import PROJECT, Options
-from utils.plot.curves import METRICS, STOPS, curve_of, differences, late_score, read_lines
+from utils.plot.curves import METRICS, SCHEDULED, STOPS, curve_of, differences, is_scheduled, late_score, read_lines
 
 # Options that a sweep sets, not its user, and those with which main.py does not train.
 RESERVED = ("config", "seed", "mode", "machine", "timestamp", "resume", "root", "check", "help")
@@ -139,6 +139,9 @@ class ChildRun:
         own = ["num_envs_per_actor"] if self.options.num_envs_per_actor == 0 else []  # Numbers that the run chose.
         own += ["num_learners", "num_actors"] if self.options.supervisor.elastic else []
         different = [name for name in different if name not in own]
+        if saved and is_scheduled(current):  # A shorter run would have had another schedule; a longer one goes on.
+            counts = {name: (saved.options.get(name), current[name]) for name in SCHEDULED}
+            different += [name for name, (before, now) in counts.items() if before and now and before > now]
         if saved and different:
             listed = ", ".join(f"{name}={saved.options[name]!r} there and {current[name]!r} here" for name in different)
             raise ConfigurationError(

@@ -58,14 +58,14 @@ def scene(step, height=21, width=15, spec=STACK):
 
 @pytest.fixture
 def shoot(monkeypatch, tmp_path):
-    """Return a function that renders `steps` steps and returns the frames."""
+    """Return a function that renders these steps, or as many of an episode, and returns the frames."""
 
     def make(steps, **settings):
         frames = []
         monkeypatch.setattr(Video, "add", lambda self, picture: frames.append(picture.copy()))
         spec = settings.pop("spec", STACK)
         made = EpisodeRenderer(tmp_path / "film.mp4", VideoParams(**settings), spec)
-        for step in range(steps):
+        for step in steps if isinstance(steps, list) else range(steps):
             made.add(scene(step, spec=spec))
         made.close()
         return frames
@@ -98,8 +98,9 @@ def test_the_caption_names_the_action_chosen_in_its_frame(shoot, monkeypatch):
     told = []
     original = video.caption
     monkeypatch.setattr(video, "caption", lambda *words: told.append((words[0].length, words[1])) or original(*words))
-    shoot(4, overlay=True)
-    assert told == [(0, 1), (1, 2), (2, 3), (3, 3)]  # the action of the last frame is unknown
+    shoot([0, 1, 2, 0, 1], overlay=True)
+    # An environment ignores the action that follows the end of an episode.
+    assert told == [(0, 1), (1, 2), (2, None), (0, 1), (1, None)]
 
 
 def test_the_caption_names_actions_of_any_shape():
@@ -116,9 +117,10 @@ def test_the_curves_of_a_frame_end_with_its_own_value(shoot, monkeypatch):
         return original(name, history)
 
     monkeypatch.setattr(video, "curve_strip", noted)
-    shoot(3, panel=True)
+    shoot([0, 1, 2, 0, 1], panel=True)
     values = [history for name, history in drawn if name == "value"]
-    assert values == [[[10.0]], [[10.0], [20.0]], [[10.0], [20.0], [20.0]]]
+    first, second = [[10.0]], [[10.0], [20.0]]
+    assert values == [first, second, second, [*second, [10.0]], [*second, [10.0]]]  # none at the end of an episode
     assert {len(history[-1]) for name, history in drawn if name == "probabilities"} == {2}
 
 

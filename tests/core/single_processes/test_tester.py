@@ -497,15 +497,16 @@ def test_a_test_with_a_closed_output_still_writes_its_report(
     assert json.loads(model.with_name("run 1_test.json").read_text())["summary"]["episodes"] == 7
 
 
-def test_an_interrupted_test_closes_environment_and_video(tmp_path: Path) -> None:
+def test_an_interrupted_test_closes_environment_and_video(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     imageio = pytest.importorskip("imageio")
     context = make_context(tmp_path, record=True)
     model = save_model(context)
     generator = mode_2.tester(context, 0)
     for _ in range(4):
         next(generator)
-    generator.close()  # type: ignore[attr-defined]
-    assert Countdown.made[0].closed
+    context.run_state.stop(interrupt=True)
+    assert list(generator) == [] and Countdown.made[0].closed
+    assert f"video: {model.with_name('run 1_test.mp4')}" in capsys.readouterr().out
     with imageio.get_reader(model.with_name("run 1_test.mp4")) as video:
         assert len(list(video.iter_data())) == 5
     assert not model.with_name("run 1_test.json").exists()

@@ -57,6 +57,7 @@ def test_a_half_written_line_is_skipped(run):
         b"[1]",
         b'"values"',
         b'{"values": {}}',
+        b'{"step": 15, "seconds": 1.5, "values": {"evaluator/episodic_return_mean": "7"}}',
         b'{"values": 3}',
         b"[" * 100_000,
     ],
@@ -220,3 +221,13 @@ def test_options_that_a_resume_has_changed_are_named(run, capsys):
         (folder / "options.json").write_text(json.dumps({"agent": {"gamma": gamma}, "seed": 1, "resume": "newest"}))
     assert [each.settings["agent.gamma"] for each in read(folders, [SCORE])] == [0.9] * 3
     assert capsys.readouterr().err == ("warning: b was resumed with other options, by which it is named: agent.gamma\n")
+
+
+def test_a_run_whose_run_json_is_lost_has_its_first_options(run, capsys):
+    folder = run("a-seed1", [evaluation(10, 1.0, 2.0)])
+    first = {"config": "dqn-pong", "game": "pong", "seed": 1, "agent": {"gamma": 0.9}}
+    (folder / "options.json").write_text(json.dumps(first))
+    (found,) = read([folder], [SCORE])
+    names = ("config", "method", "run", "seed", "agent.gamma")
+    assert [found.settings[name] for name in names] == ["dqn-pong", "dqn", "a-seed1", 1, 0.9]
+    assert capsys.readouterr().err == ""

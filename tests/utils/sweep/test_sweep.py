@@ -19,6 +19,7 @@ import pytest
 from utils import run_registry as saved_runs
 from utils.api import _words
 from utils.config import command_line
+from utils.errors import ConfigurationError
 from utils.options import CONFIGS, RUN
 from utils.plot.curves import METRICS, SCORE
 from utils.sweep import __main__ as sweep
@@ -177,6 +178,11 @@ def test_parallel_jobs_run_on_disjoint_cores(main, root):
         (("--vary", "agent.learning_rate=0.5,0.2"), WORDS, "agent.learning_rate is given twice"),
         (("--vary", "agent.n_step=1,2", "agent.n_step=3,4"), WORDS, "agent.n_step is given twice"),
         (("--vary", "agent.n_step=1,x"), WORDS, "agent.n_step='x'"),
+        (
+            ("--vary", "agent.n_step=1,1.0"),
+            WORDS,
+            "dqn-cartpole-n_step-1 and dqn-cartpole-n_step-1.0 would be the same",
+        ),
         (("--vary", "agent.nsteps=1,2"), WORDS, "unknown option --agent.nsteps"),
         (
             ("--vary", "ray.address=host:1,host-1"),
@@ -260,6 +266,24 @@ def test_other_options_need_another_sweep_name(main, root, capsys):
     assert main("--seeds", "1", "--name", "lower", words=other) == 0 and tables(root, "lower")[1][0]["final"] == "0.25"
 
 
+@pytest.mark.parametrize("config, refused", [("ppo-cartpole", True), ("dqn-cartpole", False)])
+def test_fewer_steps_are_another_run_where_a_schedule_ends_with_it(root, config, refused):
+    def planned(steps):
+        words = ("--steps", str(steps))
+        (options,) = subprocess_run.seeded(options_of(config, words, "sweep", str(root)), config, [1])
+        return subprocess_run.ChildRun(options, words, root / "output.txt")
+
+    earlier = planned(24_000)
+    earlier.options.log_folder.mkdir(parents=True)
+    saved_runs.save(earlier.options, {})
+    earlier.check()
+    planned(48_000).check()  # goes on
+    if not refused:
+        return planned(12_000).check()
+    with pytest.raises(ConfigurationError, match="steps=24000 there and 12000 here"):
+        planned(12_000).check()
+
+
 def test_an_elastic_run_continues_with_the_learners_of_its_last_part(root):
     words = (
         *WORDS,
@@ -298,6 +322,13 @@ def test_steps_that_a_resume_superseded_are_not_tabulated(made):
     lines = [{"step": step, "seconds": step / 100, "time": 0, "values": {}} for step in (100, 400, 300, 350)]
     (made.options.log_folder / METRICS).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     assert (sweep.result(made).steps, sweep.result(made).minutes * 60) == (350, 3.5)
+
+
+def test_steps_after_those_of_this_sweep_are_not_tabulated(made):
+    made.options.log_folder.mkdir(parents=True)
+    lines = [{"step": step, "seconds": step / 100, "time": 0, "values": {SCORE: 1.0}} for step in (500, 1000, 2000)]
+    (made.options.log_folder / METRICS).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert (sweep.result(made).steps, sweep.result(made).minutes * 60) == (1000, 10)
 
 
 @pytest.mark.parametrize("exit_code, complete", [(0, True), (None, True), (4, False), (130, False)])
