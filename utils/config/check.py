@@ -295,8 +295,8 @@ def _test_checkpoint(options: Options, agent: Agent, batch: Batch) -> list[str]:
         torch.manual_seed(options.seed)
         output = learner.learn(batch)
         states.append({"statistics": output.statistics, "state": _stored_state(learner)})
-    name = _difference(states[0], states[1], options.agent_type)
-    return [f"a resumed run would differ from the next {name} on: its checkpoint lacks a state"] if name else []
+    name = _difference(states[0], states[1], "update")
+    return [f"the first update after a resume would differ ({name}): the checkpoint lacks a state"] if name else []
 
 
 def _stored_state(agent: Agent) -> Any:

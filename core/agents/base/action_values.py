@@ -286,10 +286,12 @@ class QLearning(ActionValueAgent):
         return (batch.weights.to(self.device) * losses).mean()
 
     def learn(self, batch: Batch) -> LearnerOutput:
+        def loss(part: slice | None) -> Loss:  # of inputs that every reader in `loss` shares, however they are drawn
+            windows = slice_batch(batch, part)
+            return self.loss(windows._replace(precomputed=self.inputs_and_target_outputs(windows)))
+
         self.set_training(True)
-        total, grad_norm, applied = self._optimizer.minimise(
-            len(batch.weights), lambda part: self.loss(slice_batch(batch, part))
-        )
+        total, grad_norm, applied = self._optimizer.minimise(len(batch.weights), loss)
         update = self._optimizer.steps_begun
         if self._update_target.may_move(update, applied):
             with self._target_lock:  # which may wait for a whole `precompute`

@@ -32,8 +32,8 @@ class Linear(Model):
         return observation * self.weight, state
 
 
-def make_agent(**settings):
-    agent = DQN(
+def make_agent(kind=DQN, **settings):
+    agent = kind(
         replace(DQNParams(optimizer="adam", learning_rate=0.1, clip_norm=0.0, gamma=0.9, n_step=2), **settings),
         SPEC,
         Linear,
@@ -116,6 +116,28 @@ def test_the_gradient_equals_the_one_derived_by_hand(loss, gradient):
     first, second = 2.0 - (10 + 0.81 * 6), 2.0 - 0.27  # Q - y
     expected = [0.5 * gradient(first) * 2 / 2, gradient(second) * 1 / 2]
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+class Augmented(DQN):
+    """Draw the inputs at random, and read them again for an auxiliary loss."""
+
+    def learning_inputs(self, window):
+        transitions = super().learning_inputs(window)
+        return transitions._replace(observation=transitions.observation * torch.rand(1))
+
+    def loss(self, batch):
+        loss = super().loss(batch)
+        self.read = [self.inputs_and_target_outputs(batch).inputs.observation for _ in range(2)]
+        return loss
+
+
+def test_an_auxiliary_loss_reads_the_inputs_of_the_loss():
+    agent = make_agent(kind=Augmented)
+    agent.learn(make_batch(*ONE))
+    agent.model.weight.data, agent.target.weight.data = torch.tensor([5.0, 2.0]), torch.zeros(2)
+    error = td_error(agent, make_batch(*ONE))  # |5 s - 10|, with the random s
+    first, second = agent.read
+    assert first is second and error == pytest.approx(abs(5 * float(first) - 10), rel=1e-5)
 
 
 def test_the_target_network_is_copied_on_time_or_moves_softly():

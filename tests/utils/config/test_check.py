@@ -460,7 +460,7 @@ def test_a_checkpoint_that_lacks_what_the_next_update_needs_is_a_warning(options
     check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
     printed = capsys.readouterr().out
     assert (
-        "a resumed run would differ from the next dqn.state.model" in printed
+        "the first update after a resume would differ (update.state.model" in printed
         and "no problem found, 1 warnings" in printed
     )
 
