@@ -170,56 +170,6 @@ def test_on_policy_it_is_the_n_step_target_and_policy_gradient():
     assert not agent.model.logits.grad[3].any()
 
 
-def test_truncations_bootstrap_and_terminations_do_not():
-    logits, values = np.zeros((3, 2, A)), np.array([[6.0, 6.0], [7.0, 7.0], [8.0, 8.0]])
-    lasts = np.array([[False, False], [True, True], [False, False]])
-    batch = make_batch(
-        np.array([[1.0, 1.0], [50.0, 50.0]]),
-        np.array([[1.0, 0.0], [1.0, 1.0]]),
-        lasts,
-        np.zeros((2, 2), np.int64),
-        np.zeros((2, 2, A)),
-        np.zeros((2, 2)),
-    )
-    agent = table_agent(Impala, logits, values, gamma=0.5, entropy_cost=0.0, baseline_cost=1.0)
-    agent.learn(batch)
-    errors = [6 - (1 + 0.5 * 7), 6 - 1]
-    assert agent.model.values.grad.tolist() == pytest.approx([*errors, 0, 0, 0, 0])
-    np.testing.assert_allclose(agent.model.logits.grad.numpy()[:2, 0], np.array(errors) * 0.75)
-    assert not agent.model.logits.grad[2:].any()
-
-
-def test_targets_and_advantages_carry_no_gradient():
-    batch, logits, values = random_unrolls(seed=2)
-    agent = table_agent(Impala, logits, values, baseline_cost=0.0, **CLEAR)
-    agent.learn(batch._replace(fresh=None))
-    assert not agent.model.values.grad.any() and agent.model.logits.grad.any()
-    agent = table_agent(Impala, logits, values)
-    agent.learn(batch)
-    assert (
-        not agent.model.values.grad.view(values.shape)[-1].any()
-        and not agent.model.logits.grad.view(logits.shape)[-1].any()
-    )
-
-
-def test_of_the_bootstrap_step_only_published_fields_are_read():
-    batch, logits, values = random_unrolls(seed=3)
-    window = batch.window
-    sane = batch._replace(
-        window=window._replace(
-            actions=window.actions.abs().clamp(max=A - 1),
-            rewards=window.rewards.nan_to_num(3.0),
-            discounts=window.discounts.nan_to_num(1.0),
-            extras={name: field.nan_to_num(2.0) for name, field in window.extras.items()},
-        )
-    )
-    agents = [table_agent(Impala, logits, values, **SETTINGS["clear and laser"]) for _ in range(2)]
-    outputs = [agent.learn(each) for agent, each in zip(agents, (batch, sane))]
-    assert not any(output.skipped for output in outputs)
-    assert torch.equal(agents[0].model.logits.grad, agents[1].model.logits.grad)
-    assert not differences(*(output.statistics for output in outputs))
-
-
 def test_policy_cloning_uses_mu_and_value_cloning_stored_values():
     pi, mu = (0.5, 0.5), (0.9, 0.1)
     plain, cloned = (one_row(pi, mu, **settings) for settings in ({}, CLEAR))
@@ -229,12 +179,6 @@ def test_policy_cloning_uses_mu_and_value_cloning_stored_values():
     gradient = cloned[0].model.logits.grad[0] - plain[0].model.logits.grad[0]
     assert gradient[:2].tolist() == pytest.approx([0.3 * (0.5 - 0.9), 0.3 * (0.5 - 0.1)], abs=1e-6)
     assert float(cloned[0].model.values.grad[0] - plain[0].model.values.grad[0]) == pytest.approx(2 * 0.2 * (0.5 - 2.0))
-
-
-def test_fresh_steps_are_not_cloned():
-    plain, cloned = (one_row((0.5, 0.5), (0.9, 0.1), fresh=True, **settings) for settings in ({}, CLEAR))
-    losses = [float(agent.learn(batch).statistics["loss"]) for agent, batch in (plain, cloned)]
-    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize(
@@ -254,35 +198,6 @@ def test_an_irrelevant_replayed_step_leaves_every_loss(relevance, far):
             and float(output.statistics["on_policy_fraction"]) == fresh
         )
         assert float(output.statistics["behaviour_kl"]) == pytest.approx(0.8 * log(1.6) + 0.2 * log(0.4), abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    "relevance, fresh, counts", [("none", False, True), ("none", True, True), ("kl", False, False), ("kl", True, True)]
-)
-def test_with_relevance_only_fresh_steps_have_an_entropy_term(relevance, fresh, counts):
-    losses = []
-    for cost in (0.0, 2.0):
-        agent, batch = one_row((0.8, 0.2), (0.7, 0.3), fresh=fresh, relevance=relevance, entropy_cost=cost)
-        losses.append(float(agent.learn(batch).statistics["loss"]))
-    assert losses[1] - losses[0] == pytest.approx(2 * (0.8 * log(0.8) + 0.2 * log(0.2)) if counts else 0, abs=1e-6)
-
-
-def test_a_trace_stops_at_an_irrelevant_replayed_step():
-    # On policy except for step 1: delta_0 = 1 + 10 - 0; stopping one step too late would make v_0 11 + 12.
-    logits, values = np.zeros((4, 1, A)), np.array([[0.0], [10], [20], [30]])
-    behaviour = np.array([[[0.0] * A], [[9.0, 0, 0, 0]], [[0.0] * A]])
-    batch = make_batch(
-        np.array([[1.0], [2], [4]]),
-        np.ones((3, 1)),
-        np.zeros((4, 1), bool),
-        np.zeros((3, 1), np.int64),
-        behaviour,
-        np.zeros((3, 1)),
-        np.array([False]),
-    )
-    agent = table_agent(Impala, logits, values, gamma=1.0, baseline_cost=1.0, relevance="kl")
-    agent.learn(batch)
-    assert agent.model.values.grad.tolist() == pytest.approx([-11, 0, -14, 0])
 
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adam"])

@@ -57,36 +57,6 @@ def test_atoms_that_fall_on_atoms_keep_all_their_mass():
         np.testing.assert_allclose(target[row], expected, atol=1e-6)
 
 
-def test_an_unchanged_return_leaves_the_distribution_unchanged():
-    probabilities = some_distributions(30, 51)
-    np.testing.assert_allclose(project(probabilities, np.zeros(30), np.ones(30), -10.0, 10.0), probabilities, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "reward, place", [(-10.0, 0.0), (10.0, 50.0), (0.0, 25.0), (0.1, 25.25), (-99.0, 0.0), (99.0, 50.0)]
-)
-def test_a_terminal_step_has_its_mass_at_the_reward(reward, place):
-    target = project(some_distributions(1, 51), [reward], [0.0], -10.0, 10.0)[0]
-    expected = np.zeros(51)
-    expected[int(place)] += 1 - place % 1
-    expected[min(int(place) + 1, 50)] += place % 1
-    np.testing.assert_allclose(target, expected, atol=1e-5)
-
-
-def test_mass_is_conserved():
-    probabilities = some_distributions(2000, 51)
-    target = project(probabilities, GENERATOR.normal(0, 20, 2000), GENERATOR.uniform(0, 1, 2000), -10.0, 10.0)
-    np.testing.assert_allclose(target.sum(1), 1, atol=1e-5)
-    assert (target >= 0).all()
-
-
-def test_within_the_support_the_mean_is_that_of_the_moved_return():
-    probabilities, support = some_distributions(100, 51), np.linspace(-10, 10, 51)
-    returns, factors = GENERATOR.uniform(-4, 4, 100), GENERATOR.uniform(0, 0.6, 100)
-    target = project(probabilities, returns, factors, -10.0, 10.0)
-    np.testing.assert_allclose(target @ support, returns + factors * (probabilities @ support), atol=1e-4)
-
-
 @pytest.mark.parametrize("broken", ["returns", "factors"])
 def test_a_projection_of_nan_is_nan_for_its_sample_alone(broken):
     probabilities, returns, factors = some_distributions(3, 5), np.zeros(3), np.ones(3)
@@ -186,19 +156,6 @@ def test_the_quantile_huber_gradient_is_the_slope_of_the_loss(kappa):
     expected = slopes(lambda values: quantile_sum(values, target, kappa), quantiles)
     np.testing.assert_allclose(learnt.grad.numpy(), expected, atol=1e-4)
     assert fixed.grad is None
-
-
-def test_minimising_the_loss_finds_the_quantiles_of_a_sample():
-    sample = np.sort(GENERATOR.exponential(3.0, 400))
-    quantiles = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.SGD([quantiles], lr=20.0)
-    for _ in range(400):
-        optimizer.zero_grad()
-        quantile_huber_loss(quantiles, torch.from_numpy(sample)[None], 0.05).sum().backward()
-        optimizer.step()
-    np.testing.assert_allclose(
-        quantiles.detach().numpy()[0], np.quantile(sample, [0.125, 0.375, 0.625, 0.875]), atol=0.15
-    )
 
 
 # shapes -----------------------------------------------------------------------------------------------------------

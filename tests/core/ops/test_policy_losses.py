@@ -65,13 +65,14 @@ def test_policy_gradient_weights_log_pi_by_a_constant_advantage():
     assert to_advantages is None
 
 
-def test_baseline_loss_is_half_the_squared_error_to_the_target():
+@pytest.mark.parametrize(("loss_of", "factor"), [(baseline_loss, 0.5), (value_cloning_loss, 1.0)])
+def test_losses_of_values_are_squared_errors(loss_of, factor):
     values, targets = normal(3, T, B), normal(4, T, B)
-    errors = MASK.numpy() * (targets - values).detach().numpy()
-    loss = baseline_loss(values, targets, MASK)
-    assert float(loss.detach()) == pytest.approx(0.5 * (errors**2).sum())
+    errors = MASK.numpy() * (values - targets).detach().numpy()
+    loss = loss_of(values, targets, MASK)
+    assert float(loss.detach()) == pytest.approx(factor * (errors**2).sum())
     to_values, to_targets = gradient(loss, values, targets)
-    np.testing.assert_allclose(to_values, -errors, atol=1e-12)
+    np.testing.assert_allclose(to_values, 2 * factor * errors, atol=1e-12)
     assert to_targets is None
 
 

@@ -9,11 +9,8 @@ import torch
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer
 from core.learning.updates import EagerMetricAccumulator, _Updates
-from core.ops.distributional import categorical_mean
 from core.specs import ArraySpec, Continuous, EnvSpec
 from tests.core.agents.control_agents import KINDS, make_agent, make_batch, space, timestep
-
-DETERMINISTIC = ["ddpg", "d4pg", "td3"]
 
 
 def parameters(module):
@@ -223,40 +220,6 @@ def test_td3_bootstraps_from_the_lower_critic_at_a_noisy_action():
         smoothed = agent.bootstrap(agent.transitions(make_batch(agent)))
         assert {*smoothed.unique().tolist()} >= {lowest, highest}
         assert (float(smoothed.min()), float(smoothed.max())) == (lowest, highest)
-    quiet = make_agent("td3", smoothing_scale=0.0)
-    batch = make_batch(quiet)
-    step = quiet.transitions(batch)
-    both = quiet.model.critic(step.observation, step.action)
-    found = quiet.critic_losses(step, both, quiet.bootstrap(step))
-    final = quiet.target.critic(step.next_observation, quiet.target.policy(step.next_observation))[:, :, 0]
-    assert not torch.equal(final.amin(0), final[0])
-    target = batch.window.rewards[0] + 0.99 * torch.minimum(final[0], final[1])
-    assert found.losses.tolist() == pytest.approx(
-        ((target - both[0, :, 0]) ** 2 + (target - both[1, :, 0]) ** 2).tolist(), rel=1e-4
-    )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_targets_alone_bootstrap_except_for_sacs_policy(kind):
-    agent = make_agent(kind)
-    step = agent.transitions(make_batch(agent))
-
-    def bootstrap():
-        torch.manual_seed(5)
-        with torch.no_grad():
-            return agent.bootstrap(step)
-
-    for network, matters in (
-        (agent.model.policy, kind == "sac"),
-        (agent.model.critic, False),
-        (agent.target.policy, kind != "sac"),
-        (agent.target.critic, True),
-    ):
-        before = bootstrap()
-        with torch.no_grad():
-            for part in network.parameters():
-                part.mul_(1.5)
-        assert torch.equal(before, bootstrap()) is not matters
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -266,14 +229,6 @@ def test_nothing_is_learnt_through_what_is_bootstrapped(kind, monkeypatch):
     monkeypatch.setattr(agent, "bootstrap", lambda step: enabled.append(torch.is_grad_enabled()) or bootstrap(step))
     agent.learn(make_batch(agent))
     assert enabled == [False]
-
-
-def test_td3_draws_a_noise_for_each_transition():
-    agent = make_agent("td3")
-    agent.target.policy.forward = lambda observation: torch.zeros(len(observation), 3)
-    agent.target.critic.forward = lambda observation, action: action
-    noise = agent.bootstrap(agent.transitions(make_batch(agent, batch_size=5_000)))
-    assert float(noise.std(0).min()) == pytest.approx(0.2, rel=0.1) and abs(float(noise.mean())) < 0.02
 
 
 def test_sac_bounds_the_deviations_of_its_policy():
@@ -294,20 +249,6 @@ def test_sacs_evaluations_take_the_tanh_of_the_mean():
     torch.testing.assert_close(action, 2 * means.tanh())
 
 
-def test_sacs_policy_maximises_the_lower_of_both_critics():
-    agent = make_agent("sac", learn_temperature=False, temperature=1e-6, policy_update_period=1)
-    batch = make_batch(agent)
-    agent.critic_optimizer._optimizer.step = agent.policy_optimizer._optimizer.step = lambda: None
-    agent._sample = lambda output: (output[:, :3].tanh(), torch.zeros(len(output)))
-    found = agent.learn(batch).statistics["policy_loss"]
-    observation = batch.window.observations[0]
-    with torch.no_grad():
-        values = agent.model.critic(observation, agent.model.policy(observation)[:, :3].tanh())[:, :, 0]
-    lower = [min(pair) for pair in values.T.tolist()]
-    assert any(low != first for low, first in zip(lower, values[0].tolist()))
-    assert float(found) == pytest.approx(-sum(lower) / len(lower), rel=1e-5)
-
-
 def test_sac_maximises_what_a_subclass_makes_of_the_critics():
     agent = make_agent("sac", learn_temperature=False, temperature=1e-6)
     agent.policy_values = lambda outputs: 7.0 + 0 * outputs.mean((0, 2))
@@ -322,12 +263,7 @@ def test_statistics_of_critic_losses_are_reported():
     assert agent.learn(make_batch(agent)).statistics["mine"] == 3
 
 
-def test_sac_moves_its_temperature_towards_the_target_entropy():
-    for target_entropy, rises in ((100.0, True), (-100.0, False)):
-        agent = make_agent("sac", target_entropy=target_entropy, temperature=0.2)
-        for _ in range(3):
-            agent.learn(make_batch(agent))
-        assert (agent.log_temperature.exp().item() > 0.2) is rises
+def test_a_fixed_temperature_stays():
     fixed = make_agent("sac", learn_temperature=False, temperature=0.2)
     fixed.learn(make_batch(fixed))
     assert fixed.log_temperature.exp().item() == pytest.approx(0.2)
@@ -360,43 +296,6 @@ def test_sacs_temperature_follows_the_schedule_of_its_policy():
 
 
 # gradients --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_policys_loss_does_not_reach_the_critic(kind):
-    """A critic whose optimiser does nothing stays equal bit for bit while the policy moves.
-
-    The critic's gradient is that of its own loss alone.
-    """
-    agent, still = (make_agent(kind, policy_update_period=1) for _ in range(2))
-    still.critic_optimizer._optimizer.step = lambda: None
-    critic, policy = parameters(still.model.critic), parameters(still.model.policy)
-    torch.manual_seed(1)
-    still.learn(make_batch(still))
-    alone = [part.grad.clone() for part in still.model.critic.parameters()]
-    assert same(critic, parameters(still.model.critic)) and not same(policy, parameters(still.model.policy))
-    agent.update_policy = lambda transitions, apply_if: ({}, True)
-    torch.manual_seed(1)
-    agent.learn(make_batch(agent))
-    assert same(alone, [part.grad for part in agent.model.critic.parameters()])
-
-
-@pytest.mark.parametrize("kind", DETERMINISTIC)
-def test_the_policy_gradient_is_the_chain_rule_of_the_critic(kind):
-    """dJ/dtheta = dQ/da da/dtheta (1509.02971, equation 6), computed by autograd in two parts."""
-    agent = make_agent(kind, policy_update_period=1)
-    batch = make_batch(agent)
-    agent.critic_optimizer._optimizer.step = agent.policy_optimizer._optimizer.step = lambda: None
-    agent.learn(batch)
-    observation = batch.window.observations[0]
-    action = agent.model.policy(observation)
-    leaf = action.detach().requires_grad_()
-    outputs = agent.model.critic(observation, leaf)[0]
-    values = categorical_mean(outputs, -5.0, 5.0) if kind == "d4pg" else outputs[:, 0]
-    (slope,) = torch.autograd.grad(values.sum(), leaf)
-    expected = torch.autograd.grad(action, list(agent.model.policy.parameters()), -slope / len(observation))
-    for part, truth in zip(agent.model.policy.parameters(), expected):
-        assert torch.allclose(part.grad, truth, atol=1e-6)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_importance_weights_scale_each_windows_gradient(kind):
     gradients = []

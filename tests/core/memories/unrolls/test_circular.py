@@ -41,24 +41,6 @@ def part(actor: CodedActor, number: int) -> list[tuple[int, int]]:
     return actor.unrolls()[number * SIZE : (number + 1) * SIZE]
 
 
-def test_batches_are_visited_in_turn_and_replaced_when_used_up():
-    memory, (actor,) = make(capacity=40)
-    actor.write(12)  # six batches, more than fit
-    expected = [
-        (0, True),
-        (1, True),
-        (2, True),
-        (0, False),
-        (1, False),
-        (2, False),
-        (3, True),
-        (4, True),
-        (5, True),
-        (3, False),
-    ]
-    assert [sampled(memory) for _ in expected] == [(part(actor, number), fresh) for number, fresh in expected]
-
-
 def test_other_batches_are_reused_until_all_are_used_up():
     memory, (actor,) = make(max_reuse=3)
     actor.write(4)
@@ -70,14 +52,6 @@ def test_other_batches_are_reused_until_all_are_used_up():
     assert sampled(memory) is None  # half a batch
     actor.write(1)
     assert sampled(memory) == (part(actor, 2), True) and memory.statistics()["remaining_reuses"] == 2
-
-
-def test_one_batch_used_once_is_a_queue():
-    memory, (actor,) = make(num_batches=1, max_reuse=1)
-    for number in range(5):
-        assert sampled(memory) is None
-        actor.write(2)
-        assert sampled(memory) == (part(actor, number), True)
 
 
 @pytest.mark.parametrize("capacity", [1, 6, 40])
