@@ -211,28 +211,6 @@ def test_no_gradient_flows_through_burn_in_and_bootstrap_steps():
     assert leaves[1].grad is None and leaves[2].grad is None
 
 
-def test_without_burn_in_the_first_step_has_a_gradient():
-    agent = spread(make_agent(burn_in=0))
-    batch = make_batch(agent)
-    observations = batch.window.observations.requires_grad_()
-    agent.loss(batch).loss.backward()
-    assert observations.grad[0].any()
-
-
-def test_last_steps_of_episodes_change_nothing():
-    agent = spread(make_agent())
-    batch, other = make_batch(agent), make_batch(agent)
-    other.window.actions[other.window.lasts] = 0
-    other.window.rewards[other.window.lasts] = -77.0
-    other.window.discounts[other.window.lasts] = 0.0
-    first, second = agent.loss(batch), agent.loss(other)
-    assert (
-        batch.window.lasts[3:10].any()
-        and first.loss.item() == second.loss.item()
-        and torch.equal(first.priorities, second.priorities)
-    )
-
-
 def test_a_sequence_without_actions_has_zero_priority_and_loss():
     agent = make_agent(unroll_length=1, burn_in=0)
     batch = make_batch(agent)

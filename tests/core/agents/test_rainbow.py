@@ -175,32 +175,6 @@ def test_only_the_prediction_requires_gradients():
     assert sorted(kept) == [(False, False), (True, False), (True, True)]
 
 
-@pytest.mark.parametrize("double, chosen", [(True, 0), (False, 1)])
-def test_online_network_selects_if_double_and_target_evaluates(double, chosen):
-    agent = make_agent(distribution="quantile", double_q=double, n_step=1)
-    agent.target.numbers.data[:] = torch.arange(ACTIONS * ATOMS).view(1, ACTIONS, ATOMS).float()
-    agent.target.numbers.data[5, 1] += 100
-    agent.model.numbers.data[:] = 0
-    agent.model.numbers.data[5, 0] = 3.0
-    batch = make_batch([2], [5], [2], [[1.0, 0.0]], [[1.0, 1.0]], [[False, False]])
-    bootstrap = agent.target.numbers[5, chosen].double().numpy()
-    expected = quantile_sum(np.zeros((1, ATOMS)), (1 + GAMMA * bootstrap)[None], 1.0)[0]
-    assert float(agent.learn(batch).priorities[0]) == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("distribution", ["categorical", "quantile"])
-def test_terminations_use_rewards_only_and_truncations_bootstrap(distribution):
-    agent = spread(make_agent(distribution=distribution, n_step=2))
-    rows = [[1.0, 99.0, 0.0]] * 2, [[0.0, 1.0, 1.0], [1.0, 1.0, 1.0]], [[False, True, False]] * 2
-    twins = [make_batch([4], [9], [1], [[1.0, 0.0]], [[discount, 1.0]], [[False, False]]) for discount in (0.0, 1.0)]
-    single = spread(make_agent(distribution=distribution, n_step=1))
-    expected = [Twin(single, batch).losses[0] for batch in twins]
-    assert expected[0] != pytest.approx(expected[1])
-    assert agent.learn(make_batch([4] * 2, [9] * 2, [1] * 2, *rows)).priorities.tolist() == pytest.approx(
-        expected, rel=1e-4
-    )
-
-
 def test_a_perfect_prediction_has_a_valid_priority():
     agent = make_agent(n_step=1, double_q=False, gamma=1.0)
     agent.model.numbers.data[:, 1:] = agent.model.numbers.data[:, :1]  # one distribution per state, for any action
@@ -209,14 +183,6 @@ def test_a_perfect_prediction_has_a_valid_priority():
     batch = make_batch(states, states, [0] * 200, [[0.0, 0.0]] * 200, [[1.0, 1.0]] * 200, [[False, False]] * 200)
     priorities = agent.learn(batch).priorities
     assert (priorities >= 0).all() and priorities.max() < 1e-5
-
-
-def test_importance_weights_scale_the_loss_not_the_priorities():
-    batch = random_batch(3)
-    halved = batch._replace(weights=batch.weights / 2)
-    first, second = (spread(make_agent()).learn(each) for each in (batch, halved))
-    assert torch.equal(first.priorities, second.priorities)
-    assert float(second.statistics["loss"]) == pytest.approx(float(first.statistics["loss"]) / 2)
 
 
 def test_new_steps_get_the_largest_priority_and_store_no_extras():

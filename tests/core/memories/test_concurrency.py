@@ -9,26 +9,36 @@ import torch
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.uniform import UniformMemory, UniformParams
 from core.memory import Memory
-from core.specs import WindowSpec
+from core.specs import ArraySpec, WindowSpec
 from core.trajectory.ring_buffer import Trajectories
 from tests.core.memories.trees import check_tree
-from tests.core.tapes import check_coded_window, coded_spec, small_layout, started, write_coded_row
+from tests.core.tapes import (
+    CODE,
+    check_coded_frames,
+    check_coded_window,
+    coded_spec,
+    small_layout,
+    started,
+    write_coded_row,
+)
 
 SPEC = WindowSpec(3, (0, 3))
+SEQUENCES = WindowSpec(9, tuple(range(10)), stride=4)
 pytestmark = pytest.mark.timeout(400)
 
 
-def make(memory_type: type[Memory], rows: int, num_actors: int = 2) -> Memory:
+def make(memory_type: type[Memory], rows: int, num_actors: int = 2, spec: WindowSpec = SPEC) -> Memory:
     layout = small_layout(
         coded_spec((16, 16), 4),
         rows=rows,
         chunk_length=4,
         num_envs=2,
         num_actors=num_actors,
+        states=(ArraySpec((8,), "int64"),) if spec.stride else (),
         with_priority=memory_type.with_priority,
     )
     params = PrioritizedParams() if memory_type is PrioritizedMemory else UniformParams()
-    return memory_type(params, layout, SPEC, 0)
+    return memory_type(params, layout, spec, 0)
 
 
 def random_priorities(window) -> np.ndarray:
@@ -49,9 +59,26 @@ def wrote_since(memory, before):
     return (memory.trajectories.written() - before > 4).all()
 
 
+def check_coded_sequences(layout, spec, env_ids, step_ids, window):
+    """Assert that every element of the windows, states included, was written at their keys."""
+    assert not (step_ids % spec.stride).any()
+    rows = step_ids + np.arange(spec.length + 1)[:, None]
+    codes = (env_ids + 1) * CODE + rows
+    assert (window.actions.numpy() == codes).all() and (window.rewards.numpy() == codes % (1 << 20)).all()
+    assert (window.firsts.numpy() == (rows % 7 == 0)).all() and (window.lasts.numpy() == (rows % 7 == 6)).all()
+    assert (window.states[0].numpy() == codes[0][:, None]).all()
+    for position, row in enumerate(rows):
+        check_coded_frames(layout, env_ids, row, window.observations[position].numpy())
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows", "size", "check"),
+    [(SPEC, 200, 32, check_coded_window), (SEQUENCES, 60, 16, check_coded_sequences)],
+    ids=["transitions", "sequences"],
+)
 @pytest.mark.parametrize("memory_type", [UniformMemory, PrioritizedMemory])
-def test_samples_are_never_torn_or_stale_while_writers_overwrite(memory_type, monkeypatch):
-    memory = make(memory_type, rows=200)
+def test_samples_are_never_torn_or_stale_while_writers_overwrite(memory_type, spec, rows, size, check, monkeypatch):
+    memory = make(memory_type, rows, spec=spec)
     lapped, intact = [], Trajectories.still_valid
 
     def counting(self, streams, serials):
@@ -64,15 +91,15 @@ def test_samples_are_never_torn_or_stale_while_writers_overwrite(memory_type, mo
     with started(write_without_end, memory, 0), started(write_without_end, memory, 1):
         before, end = memory.trajectories.written(), time.monotonic() + 60
         while (batches < 60 or not sum(lapped) or not wrote_since(memory, before)) and time.monotonic() < end:
-            batch = memory.sample(32)
+            batch = memory.sample(size)
             if batch is None:
                 continue
             batches += 1
-            check_coded_window(memory.layout, SPEC, *batch.keys, batch.window)
+            check(memory.layout, spec, *batch.keys, batch.window)
             assert np.isfinite(batch.weights.numpy()).all()
             late.append(batch.keys)
             if len(late) > 3:  # some of these steps are gone by now
-                memory.update_priorities(late.pop(0), generator.random(32))
+                memory.update_priorities(late.pop(0), generator.random(size))
         if isinstance(memory, PrioritizedMemory):
             check_tree(memory.tree)
         assert batches >= 20 and sum(lapped) > 0 and wrote_since(memory, before)  # the race did happen and was detected

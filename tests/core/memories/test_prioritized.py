@@ -174,14 +174,6 @@ def test_an_invalid_priority_of_an_actor_is_an_error(bad):
         plays[0].play(writers[0], 8)
 
 
-def test_last_steps_are_never_drawn_whatever_their_priority():
-    memory, plays, _ = filled(priorities=lambda window: np.full(window.lasts.shape[1], 1e6), end=0.5)
-    for _ in range(50):
-        assert not any(
-            plays[stream // 2].rows[stream % 2][serial].last for stream, serial in zip(*memory.sample(32).keys)
-        )
-
-
 def test_priorities_of_last_steps_are_not_the_largest_seen():
     memory, _, _ = filled(priorities=lambda window: np.where(window.lasts[0], 1e6, 3.0), end=0.5)
     memory.sample(1)

@@ -1,18 +1,14 @@
 """Sequences start at every stride-th step only, in the uniform and in the prioritised memory."""
 
-import time
-
 import numpy as np
 import pytest
-import torch
 
 from core.memories.prioritized import PrioritizedMemory, PrioritizedParams
 from core.memories.uniform import UniformMemory, UniformParams
-from core.specs import ArraySpec, WindowSpec
-from core.trajectory.ring_buffer import Trajectories
+from core.specs import WindowSpec
 from core.types import SampleIds
 from tests.core.memories.trees import check_tree
-from tests.core.tapes import CODE, RandomPlay, check_coded_frames, coded_spec, small_layout, started, write_coded_row
+from tests.core.tapes import RandomPlay, small_layout
 
 STRIDE, ENVS, ACTORS = 4, 2, 2
 MEMORIES = {"shared": (UniformMemory, UniformParams), "prioritized": (PrioritizedMemory, PrioritizedParams)}
@@ -148,17 +144,6 @@ def test_each_start_has_one_leaf_and_lost_ones_are_cleared():
     assert memory.tree.capacity == memory.layout.num_slots // STRIDE
 
 
-def test_leaf_indices_lead_back_to_their_starts():
-    memory, plays, writers = filled("prioritized")
-    play_all(plays, writers, 40)
-    starts, keys, (low, _) = memory._starts, as_keys(legal(memory)), memory._starts.valid_range()
-    found = starts.ids(starts.leaf_indices(*keys), low)
-    assert [part.tolist() for part in found] == [part.tolist() for part in keys]
-    env_ids, step_ids = map(torch.from_numpy, keys)
-    found = starts.ids(starts.leaf_indices(env_ids, step_ids), torch.from_numpy(low))
-    assert [part.tolist() for part in found] == [part.tolist() for part in keys]
-
-
 def test_late_priorities_never_reach_a_new_start():
     memory, plays, writers = filled("prioritized", alpha=1.0, priority_epsilon=0.5)
     old, generator = memory.sample(32).keys, np.random.default_rng(0)
@@ -228,72 +213,3 @@ def accepted(name, spec, rows, frame_stack):
         assert f"{rows} steps an environment are too few" in str(error)
         return False
     return True
-
-
-# while actors write -----------------------------------------------------------------------------------------------
-def coded_memory(name):
-    kind, params = MEMORIES[name]
-    layout = small_layout(
-        coded_spec((16, 16), 4),
-        rows=60,
-        chunk_length=STRIDE,
-        num_envs=ENVS,
-        num_actors=ACTORS,
-        states=(ArraySpec((8,), "int64"),),
-        with_priority=kind.with_priority,
-    )
-    return kind(params(), layout, LONG, 0)
-
-
-def random_priorities(window):
-    return np.random.default_rng().random(window.lasts.shape[1])
-
-
-def write_without_end(memory, actor_ind, ready):
-    writer, serial = memory.writer(actor_ind, random_priorities), 0
-    while True:
-        write_coded_row(writer, memory.layout, actor_ind, serial)
-        serial += 1
-        if serial == 2 * memory.layout.ring_length:
-            ready.set()
-
-
-def check_coded_sequences(layout, keys, window):
-    """Assert that every element of the windows, states included, was written at their keys."""
-    assert not (keys.step_ids % STRIDE).any()
-    rows = keys.step_ids + np.arange(LONG.length + 1)[:, None]
-    codes = (keys.env_ids + 1) * CODE + rows
-    assert (window.actions.numpy() == codes).all() and (window.rewards.numpy() == codes % (1 << 20)).all()
-    assert (window.firsts.numpy() == (rows % 7 == 0)).all() and (window.lasts.numpy() == (rows % 7 == 6)).all()
-    assert (window.states[0].numpy() == codes[0][:, None]).all()
-    for position, row in enumerate(rows):
-        check_coded_frames(layout, keys.env_ids, row, window.observations[position].numpy())
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", MEMORIES)
-def test_sequences_are_not_torn_or_stale_while_writers_overwrite(name, monkeypatch):
-    memory = coded_memory(name)
-    lapped, intact = [], Trajectories.still_valid
-
-    def counting(self, streams, serials):
-        found = intact(self, streams, serials)
-        lapped.append(int((~found).sum()))
-        return found
-
-    monkeypatch.setattr(Trajectories, "still_valid", counting)
-    generator, batches, late = np.random.default_rng(0), 0, []
-    with started(write_without_end, memory, 0), started(write_without_end, memory, 1):
-        end = time.monotonic() + 10
-        while (batches < 60 or not sum(lapped)) and time.monotonic() < end:
-            batch = memory.sample(16)
-            if batch is None:
-                continue
-            batches += 1
-            check_coded_sequences(memory.layout, batch.keys, batch.window)
-            late.append(batch.keys)
-            if len(late) > 3:  # some of these steps are gone by now
-                memory.update_priorities(late.pop(0), generator.random(16))
-        if isinstance(memory, PrioritizedMemory):
-            check_tree(memory.tree)
-    assert batches >= 20 and sum(lapped) > 0  # the race did happen and was detected

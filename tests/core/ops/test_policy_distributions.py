@@ -5,13 +5,7 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution, kl_divergence
 
-from core.ops.policy_distributions import (
-    Categorical,
-    ChoicesAndNumbers,
-    DiagonalGaussian,
-    MultiCategorical,
-    squashed_gaussian,
-)
+from core.ops.policy_distributions import ChoicesAndNumbers, DiagonalGaussian, MultiCategorical, squashed_gaussian
 
 T, B, A = 3, 4, 2
 
@@ -93,17 +87,6 @@ def test_gaussian_samples_are_those_of_the_generator():
         policy.sample(flat, np.random.default_rng(9)), means[0] + deviations[0] * noise, rtol=1e-12
     )
     assert (policy.likeliest(parameters[0]).numpy() == means[0]).all()
-
-
-def test_categorical_numbers_are_sums_over_the_actions():
-    policy, generator = Categorical(), np.random.default_rng(10)
-    logits, others = (torch.from_numpy(generator.normal(size=(T, B, 5))) for _ in range(2))
-    p, q = (np.exp(each.numpy()) / np.exp(each.numpy()).sum(-1, keepdims=True) for each in (logits, others))
-    np.testing.assert_allclose(policy.entropies(logits), -(p * np.log(p)).sum(-1), rtol=1e-12)
-    np.testing.assert_allclose(policy.kl(logits, others), (p * np.log(p / q)).sum(-1), rtol=1e-12)
-    for action in range(5):
-        actions = torch.full((T, B), action)
-        np.testing.assert_allclose(policy.log_probs(logits, actions).exp(), p[..., action], rtol=1e-12)
 
 
 def test_parameters_that_do_not_fit_are_refused():

@@ -143,19 +143,6 @@ def test_an_error_that_floats_cannot_hold_is_finite_in_the_sum():
     assert numbers(returns.targets) == [-largest, -largest]
 
 
-def test_on_policy_targets_are_n_step_bellman_targets():
-    returns = vtrace(
-        column(0, 0, 0),
-        column(1, 2, 3),
-        column(0.5, 0.5, 0.5),
-        column(-7, 4, 9, 8),
-        rows(True, True, True),
-        **UNCLIPPED,
-    )
-    assert numbers(returns.targets) == [1 + 2 / 2 + 3 / 4 + 8 / 8, 2 + 3 / 2 + 8 / 4, 3 + 8 / 2]
-    assert numbers(returns.advantages) == [3.75 + 7, 5.5 - 4, 7 - 9]
-
-
 def test_each_clip_acts_where_the_paper_puts_it():
     # Ratio 4 in both steps: rho 2, c 1 * 1/2, weight 3. delta_1 = 2 (1 + 6 - 5) = 4, delta_0 = 2 (1 + 5 - 3) = 6, x_0 =
     # 6 + 4 / 2.
@@ -191,24 +178,6 @@ def test_truncations_bootstrap_and_terminations_do_not(discount, first_targets):
     discounts, included = column(0.5, discount, 0.5, 0.5), rows(True, True, False, True)
     returns = vtrace(column(0, 0, 0, 0), column(1, 2, 50, 3), discounts, column(6, 7, 8, 9, 10), included, **UNCLIPPED)
     assert numbers(returns.targets) == [*first_targets, 8, 3 + 0.5 * 10]
-
-
-def test_the_trace_does_not_cross_episodes():
-    included = rows(True, True, False, True, True)
-    discounts, ratios = column(0.9, 0.9, 0.9, 0.9, 0.9), column(0.3, -0.4, 0, 0.2, 0.1)
-    here = vtrace(ratios, column(1, 2, 0, 3, 4), discounts, column(6, 7, 8, 9, 10, 11), included, **UNCLIPPED)
-    there = vtrace(
-        ratios + column(0, 0, 5, 5, 5),
-        column(1, 2, 60, 70, 80),
-        discounts,
-        column(6, 7, 8, -90, -100, -110),
-        included,
-        **UNCLIPPED,
-    )
-    assert numbers(here.targets[:3]) == numbers(there.targets[:3]) and numbers(here.advantages[:3]) == numbers(
-        there.advantages[:3]
-    )
-    assert numbers(here.targets[3:]) != numbers(there.targets[3:])
 
 
 def test_reward_and_ratio_of_an_excluded_step_are_not_read():

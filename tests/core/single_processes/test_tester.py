@@ -396,11 +396,12 @@ def test_the_weights_of_the_file_are_those_that_play(tmp_path: Path) -> None:
     assert (tmp_path / "other_test.json").exists()
 
 
-def test_fewer_episodes_need_fewer_environments(tmp_path: Path) -> None:
-    context = make_context(tmp_path, episodes=2)
+@pytest.mark.parametrize(("render", "made"), [(False, (2, None)), (True, (1, "human"))])
+def test_fewer_episodes_or_a_window_need_fewer_environments(tmp_path: Path, render: bool, made: tuple) -> None:
+    context = make_context(tmp_path, episodes=2, render=render)
     save_model(context)
     list(mode_2.tester(context, 0))
-    assert Countdown.made[0].num_envs == 2
+    assert (Countdown.made[0].num_envs, Countdown.made[0].render_mode) == made
 
 
 def test_an_endless_environment_is_truncated_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,13 +420,6 @@ def test_an_endless_environment_is_truncated_and_recorded(tmp_path: Path, monkey
         assert video.get_meta_data()["fps"] == 15
     assert len(pictures) == 1 + 20 + 1 + 20  # two resets, and each step
     assert abs(float(pictures[3].mean()) - 3 * 40) < 10
-
-
-def test_rendering_uses_one_environment_in_a_window(tmp_path: Path) -> None:
-    context = make_context(tmp_path, episodes=2, render=True)
-    save_model(context)
-    list(mode_2.tester(context, 0))
-    assert (Countdown.made[0].num_envs, Countdown.made[0].render_mode) == (1, "human")
 
 
 def test_a_recording_that_cannot_begin_closes_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,13 +442,6 @@ def test_a_file_that_is_no_model_is_refused_before_playing(tmp_path: Path, conte
     with pytest.raises(CheckpointError, match=message):
         list(mode_2.tester(context, 0))
     assert not Countdown.made
-
-
-def test_a_model_of_another_architecture_is_refused(tmp_path: Path) -> None:
-    context = make_context(tmp_path)
-    save_weights(context.options.model_path, nn.Linear(4, 4).state_dict(), {})
-    with pytest.raises(CheckpointError, match=r"another architecture: bias: \[4\] in the file, absent in the model"):
-        list(mode_2.tester(context, 0))
 
 
 def test_an_interrupted_test_prints_a_summary_and_writes_no_report(

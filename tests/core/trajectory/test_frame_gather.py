@@ -714,6 +714,7 @@ def test_a_snapshot_taken_while_writing_holds_whole_steps_only(monkeypatch, step
     [
         ({}, {"storage": StorageParams()}, "frame"),
         ({"storage": StorageParams()}, {}, "frame"),
+        ({"storage": StorageParams()}, {"storage": StorageParams(), "rows": 64}, "frame"),
         ({}, {"rows": 64}, "first"),
         ({}, {"arena_bytes": 900}, "arena"),
         ({"arena_bytes": 900}, {}, "arena"),

@@ -295,15 +295,6 @@ def test_a_snapshot_that_does_not_fit_is_refused_by_field(field, change):
         Trajectories(trajectories.layout).load_state_dict(state)
 
 
-def test_a_snapshot_of_another_capacity_is_refused():
-    play, trajectories, writer = fresh(rows=24)
-    play.play(writer, 100)
-    with pytest.raises(ValueError, match="field frame"):
-        Trajectories(small_layout(play.spec, rows=48, chunk_length=4, num_envs=2)).load_state_dict(
-            trajectories.state_dict()
-        )
-
-
 def test_a_snapshot_without_memory_for_the_copy_is_an_error(monkeypatch):
     play, trajectories, writer = fresh(rows=2_400)
     play.play(writer, 8)

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from utils.errors import ConfigurationError
@@ -440,11 +439,6 @@ def test_without_matplotlib_the_pip_command_is_named(run, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         plot.main([str(folder)])
     assert ended.value.code == 2 and 'pip install -e ".[plots]"' in capsys.readouterr().err
-
-
-def test_human_normalized_scores_use_late_evaluations(run):
-    folder = run("a", [50.0, 1.7, 1.7 + 28.8], "dqn-breakout", env_type="atari", game="breakout", steps=300)
-    assert np.allclose(plot.by_game(read([folder], [SCORE]))["breakout"], [1.0])
 
 
 @pytest.mark.parametrize("values", [(None, 4.0), (4.0, None), ("a", "b"), (1, 2.0)])
