@@ -70,32 +70,22 @@ def td_error(agent, batch):
     return float(agent.learn(batch).priorities[0])
 
 
-def test_double_q_selects_online_and_evaluates_by_the_target():
-    agent = make_agent(double_q=True)
+@pytest.mark.parametrize(
+    ("double_q", "discount", "ends", "target"),
+    [
+        (True, 1.0, False, 10 + 0.81 * 3),  # the online network selects action 0 at s = 3, the target values it at 3
+        (False, 1.0, False, 10 + 0.81 * 6),
+        (True, 0.0, True, 1),
+        (True, 1.0, True, 1 + 0.9 * 3),
+    ],
+    ids=["double", "plain", "terminated", "truncated"],
+)
+def test_td_errors_equal_numbers_by_hand(double_q, discount, ends, target):
+    """The rewards of two steps are 1 and 10, gamma is 0.9, and Q(s, a) is 5 * 2."""
+    agent = make_agent(double_q=double_q)
     spread(agent)
-    # R = 1 + .9 * 10 = 10; the online network selects action 0 at s = 3, the target values it at 3; y = 10 + .81 * 3; Q
-    # = 5 * 2.
-    assert td_error(agent, make_batch(*ONE)) == pytest.approx(abs(10 + 0.81 * 3 - 10), rel=1e-5)
-
-
-def test_the_plain_target_is_the_target_networks_maximum():
-    agent = make_agent(double_q=False)
-    spread(agent)
-    assert td_error(agent, make_batch(*ONE)) == pytest.approx(abs(10 + 0.81 * 6 - 10), rel=1e-5)
-
-
-def test_termination_leaves_only_the_reward():
-    agent = make_agent()
-    spread(agent)
-    batch = make_batch([2.0], [3.0], [0], [[1.0, 10.0, 0.0]], [[0.0, 1.0, 1.0]], [[False, True, False]])
-    assert td_error(agent, batch) == pytest.approx(abs(1 - 10), rel=1e-5)
-
-
-def test_truncation_bootstraps_after_the_steps_taken():
-    agent = make_agent()
-    spread(agent)
-    batch = make_batch([2.0], [3.0], [0], [[1.0, 10.0, 0.0]], [[1.0, 1.0, 1.0]], [[False, True, False]])
-    assert td_error(agent, batch) == pytest.approx(abs(1 + 0.9 * 3 - 10), rel=1e-5)
+    batch = make_batch([2.0], [3.0], [0], [[1.0, 10.0, 0.0]], [[discount, 1.0, 1.0]], [[False, ends, False]])
+    assert td_error(agent, batch) == pytest.approx(abs(target - 10), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -146,19 +146,23 @@ def test_a_signal_in_the_last_evaluation_leaves_all_of_the_stop_timeout(monkeypa
     assert slot.process is None and killed == ([interrupted + killed_after] if killed_after else [])
 
 
-@pytest.mark.parametrize("status", [FAILED, None], ids=["fails", "too late"])
-def test_a_finished_run_without_its_last_evaluation_fails(monkeypatch, status):
-    run = Run(monkeypatch, ("learner", 0), ("evaluator", 0))
+@pytest.mark.parametrize(
+    ("role", "status", "lacks"),
+    [("evaluator", FAILED, "evaluation"), ("evaluator", None, "evaluation"), ("logger", None, "reports")],
+)
+def test_a_finished_run_whose_evaluator_or_logger_fails_or_is_too_late_fails(monkeypatch, role, status, lacks):
+    run = Run(monkeypatch, ("learner", 0), (role, 0))
 
     def script(seconds):
         run.run_state.stop()
         run.newest("learner 0").status = DONE
         if seconds == 2.0:
-            run.newest("evaluator 0").status = status
+            run.newest(f"{role} 0").status = status
 
     run.script = script
     assert run.supervisor.run() == 4 and not run.run_state.interrupted
-    assert run.said("the run has no last evaluation") and run.logged[-1] == "supervisor: the command"
+    assert bool(run.said(f"{role} 0 did not end within")) == (status is None)
+    assert run.said(f"the run has no last {lacks}") and run.logged[-1] == "supervisor: the command"
 
 
 def test_a_finished_run_waits_for_processes_that_have_not_started_but_actors(monkeypatch):
@@ -216,18 +220,6 @@ def test_a_logger_that_waits_to_be_started_again_is_started_at_the_end_or_the_ru
     assert run.supervisor.run() == exit_code and run.said("the next attempt is in 1 s")
     assert len([process for process in run.started if process.name == "logger 0"]) == (2 if exit_code == 0 else 1)
     assert bool(run.said("the run has no last reports")) == (exit_code == 4)
-
-
-def test_a_finished_run_whose_logger_is_too_late_fails(monkeypatch):
-    run = Run(monkeypatch, ("logger", 0), ("learner", 0))
-
-    def script(seconds):
-        run.run_state.stop()
-        run.newest("learner 0").status = DONE
-
-    run.script = script
-    assert run.supervisor.run() == 4 and run.said("logger 0 did not end within")
-    assert run.said("the run has no last reports") and run.logged[-1] == "supervisor: the command"
 
 
 def test_a_finished_run_whose_learner_never_started_fails_at_once(monkeypatch):

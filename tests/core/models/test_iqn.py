@@ -10,6 +10,7 @@ from core.model import draw_noise_per_row
 from core.models.iqn import IQNCNN, IQNMLP, IQNMinAtar, IQNSmall
 from core.specs import ArraySpec, Discrete, EnvSpec
 from core.types import QuantileInputs
+from tests.core.models.test_actor_critic import observe
 
 ACTIONS, BATCH, NUMBER = 6, 3, 5
 
@@ -31,18 +32,11 @@ def make(network, **settings):
     return network(network.Params(**settings), SPECS[network])
 
 
-def observe(spec):
-    if spec.frame.dtype == "float32":
-        return torch.randn(BATCH, *spec.observation_shape)
-    pictures = torch.randint(0, 256, (BATCH, *spec.observation_shape), dtype=torch.uint8)
-    return pictures > 127 if spec.frame.dtype == "bool" else pictures
-
-
 @pytest.mark.parametrize("network", SPECS, ids=lambda network: network.__name__)
 @pytest.mark.parametrize("dueling, noisy", [(False, False), (False, True), (True, False), (True, True)])
 def test_every_network_gives_quantiles_for_each_action(network, dueling, noisy):
     model = make(network, dueling=dueling, noisy=noisy, hidden=24)
-    observation, fractions = observe(model.spec), torch.rand(BATCH, NUMBER)
+    observation, fractions = observe(model.spec, BATCH), torch.rand(BATCH, NUMBER)
     assert model.output_kind == "implicit-quantiles"
     assert model(QuantileInputs(observation, fractions), ())[0].shape == (BATCH, ACTIONS, NUMBER)
     assert model(observation, ())[0].shape == (BATCH, ACTIONS, 32)
@@ -51,7 +45,7 @@ def test_every_network_gives_quantiles_for_each_action(network, dueling, noisy):
 @pytest.mark.parametrize("dueling", [False, True])
 def test_quantiles_equal_the_papers_equation_4(dueling):
     model = make(IQNMLP, dueling=dueling, hidden=7, cosines=9)
-    observation, fractions = observe(model.spec), torch.rand(BATCH, NUMBER)
+    observation, fractions = observe(model.spec, BATCH), torch.rand(BATCH, NUMBER)
     found = model(QuantileInputs(observation, fractions), ())[0]
     features = model.torso(observation).detach().numpy()
     weight, bias = (part.detach().numpy() for part in model.embedding.linear.parameters())
@@ -71,7 +65,7 @@ def test_quantiles_equal_the_papers_equation_4(dueling):
 
 def test_in_training_fractions_to_act_by_are_drawn_and_in_evaluation_they_are_midpoints():
     model = make(IQNMLP, acting_quantiles=4)
-    observation = observe(model.spec)
+    observation = observe(model.spec, BATCH)
     assert not torch.equal(model(observation)[0], model(observation)[0])
     model.eval()
     state = torch.get_rng_state()
@@ -82,7 +76,7 @@ def test_in_training_fractions_to_act_by_are_drawn_and_in_evaluation_they_are_mi
 def test_the_quantiles_of_an_environment_share_its_noise():
     model = make(IQNMLP, noisy=True)
     draw_noise_per_row(model, True)
-    observation = observe(model.spec)[:1].expand(BATCH, *model.spec.observation_shape)
+    observation = observe(model.spec, BATCH)[:1].expand(BATCH, *model.spec.observation_shape)
     output = model(QuantileInputs(observation, torch.full((BATCH, NUMBER), 0.3)))[0]  # [B, A, N]
     assert torch.allclose(output, output[..., :1].expand_as(output), atol=1e-6)
     assert (output[0] - output[1]).abs().min() > 1e-6

@@ -7,6 +7,7 @@ from torch import nn
 from core.models.dqn import DQNCNN, DQNMLP, DQNMinAtar, DQNSmall, RainbowCNN, RainbowMinAtar, RainbowMLP, RainbowSmall
 from core.models.layers.noisy_linear import NoisyLinear
 from core.specs import ArraySpec, Discrete, EnvSpec
+from tests.core.models.test_actor_critic import observe
 
 ACTIONS, BATCH = 6, 3
 
@@ -28,13 +29,6 @@ every_head = pytest.mark.parametrize("dueling, noisy", [(False, False), (False, 
 
 def make(network, **settings):
     return network(network.Params(**settings), SPECS[network])
-
-
-def observe(spec, *sizes):
-    if spec.frame.dtype == "float32":
-        return torch.randn(*sizes, *spec.observation_shape)
-    pictures = torch.randint(0, 256, (*sizes, *spec.observation_shape), dtype=torch.uint8)
-    return pictures > 127 if spec.frame.dtype == "bool" else pictures
 
 
 @every_head

@@ -140,21 +140,9 @@ def test_words_are_parsed_as_the_declared_type(texts, annotation, value):
     assert type(read) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("False", False),
-        ("false", False),
-        ("0", False),
-        ("no", False),
-        ("True", True),
-        ("true", True),
-        ("1", True),
-        ("yes", True),
-    ],
-)
-def test_boolean_words_are_parsed(text, value):
-    assert from_words([text], bool) is value
+@pytest.mark.parametrize("text", ["False", "false", "0", "no", "True", "true", "1", "yes"])
+def test_boolean_words_are_parsed(text):
+    assert from_words([text], bool) is (text.lower() in ("true", "1", "yes"))
 
 
 def test_a_boolean_without_a_value_is_true():
