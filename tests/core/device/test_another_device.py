@@ -6,7 +6,6 @@ updates.
 """
 
 from contextlib import nullcontext
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from core.acting.graphed_inference import StaticInputs, capture_forward
-from core.distributed.learner_group import LearnerGroup
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.updates import EagerUpdates
 from core.models.layers.running_normalization import RunningNormalization
 from tests.core import resident_agents
 from tests.core.acting import test_graphed_inference
+from tests.core.distributed.learner_pair import FirstOfTwo
 from tests.core.learning import test_staged_update
 from tests.core.learning.test_graphed_update import graphed
 from tests.selection import slow_except
@@ -87,18 +86,12 @@ def test_updates_on_host_batches_stay_on_their_device(name):
         learn._launch()
 
 
-class Two(LearnerGroup):
+class Two(FirstOfTwo):
     """Act as the first of two learners and record the summed tensors."""
 
     def __init__(self):
-        super().__init__(0, 2)
+        super().__init__()
         self.summed = []
-
-    def gather(self, values):
-        raise NotImplementedError
-
-    def _start(self, tensor):
-        return partial(self._sum, tensor)
 
     def _sum(self, tensor):
         self.summed.append(tensor)

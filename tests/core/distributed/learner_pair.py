@@ -62,6 +62,19 @@ class LearnerPair:
         return self.call(*(partial(_run, function) for function in functions))
 
 
+class FirstOfTwo(LearnerGroup):
+    """Act as the first of two learners; a subclass's `_sum` puts the sum in place of a tensor."""
+
+    def __init__(self):
+        super().__init__(0, 2)
+
+    def gather(self, values):
+        raise NotImplementedError
+
+    def _start(self, tensor):
+        return partial(self._sum, tensor)
+
+
 def _run(function: Callable[[], Any], group: LearnerGroup) -> Any:
     return group.run(function)
 

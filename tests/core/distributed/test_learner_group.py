@@ -5,16 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from core.distributed.learner_group import (
-    LearnerGroup,
-    PeerLostError,
-    SingleLearner,
-    all_reduce_mean,
-    all_reduce_sum,
-    num_learners,
-)
+from core.distributed.learner_group import PeerLostError, SingleLearner, all_reduce_mean, all_reduce_sum, num_learners
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.models.layers.running_normalization import RunningNormalization
+from tests.core.distributed.learner_pair import FirstOfTwo
 
 
 def step(gradients, sums=False, loss=0.0, **settings):
@@ -110,18 +104,12 @@ def test_sums_that_follow_one_another_are_the_same_to_the_bit(learners):
     assert torch.allclose(first.double(), 2 * values.double().mean(0), rtol=0, atol=2e-3)
 
 
-class LosesPeer(LearnerGroup):
+class LosesPeer(FirstOfTwo):
     """The first of two learners. The second sends the same values in `exchanges` sums and is then gone."""
 
     def __init__(self, exchanges):
-        super().__init__(0, 2)
+        super().__init__()
         self.exchanges = exchanges
-
-    def gather(self, values):
-        raise NotImplementedError
-
-    def _start(self, tensor):
-        return partial(self._sum, tensor)
 
     def _sum(self, tensor):
         if not self.exchanges:

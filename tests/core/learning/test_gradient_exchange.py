@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from core.distributed.learner_group import LearnerGroup, PeerLostError
+from core.distributed.learner_group import PeerLostError
 from core.learning import gradients as gradients_module
 from core.learning.gradients import MICROBATCHER, GradientExchange, Loss, MicroBatcher
 from core.learning.optimizer import Optimizer, OptimizerParams
+from tests.core.distributed.learner_pair import FirstOfTwo
 
 UNIT = 2.0**-8  # largest relative error of rounding to bfloat16
 
@@ -110,18 +111,12 @@ def test_hooks_of_a_backward_pass_are_gone_after_it():
     assert exchange._sent == [] and group.sums == 100
 
 
-class Alike(LearnerGroup):
+class Alike(FirstOfTwo):
     """The first of two learners. The second has the same gradients in some sums, and is then gone."""
 
     def __init__(self, sums):
-        super().__init__(0, 2)
+        super().__init__()
         self.sums = sums
-
-    def gather(self, values):
-        raise NotImplementedError
-
-    def _start(self, tensor):
-        return partial(self._sum, tensor)
 
     def _sum(self, tensor):
         if not self.sums:

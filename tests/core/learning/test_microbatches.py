@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-from functools import partial
 
 import pytest
 import torch
@@ -10,14 +9,15 @@ from torch import nn
 
 from core.agent import make_learner_output
 from core.agents.iqn import IQN
-from core.distributed.learner_group import LearnerGroup
 from core.learning.gradients import Loss
 from core.learning.optimizer import Optimizer, OptimizerParams
 from core.learning.updates import EagerUpdates
 from core.models.dqn import RainbowMLP
 from core.models.iqn import IQNMLP
-from core.types import slice_batch, tree_map
+from core.types import slice_batch
 from tests.core import resident_agents
+from tests.core.distributed.learner_pair import FirstOfTwo
+from tests.core.distributed.test_two_learners import double, flat
 from tests.core.learning import test_staged_update
 from tests.core.single_processes.test_learner import numbered_batch
 
@@ -93,13 +93,6 @@ def float64(monkeypatch):
     torch.set_default_dtype(torch.float32)
 
 
-def double(batch):
-    def wider(tensor):
-        return tensor.double() if tensor.is_floating_point() else tensor
-
-    return batch._replace(window=tree_map(wider, batch.window), weights=wider(batch.weights))
-
-
 def agent_and_batches(name, monkeypatch):
     if name in UNROLLS:
         monkeypatch.setattr(test_staged_update, "STREAMS", SIZE)
@@ -109,12 +102,6 @@ def agent_and_batches(name, monkeypatch):
     memory = resident_agents.shared_memory(agent)
     weights = torch.linspace(0.2, 1.0, SIZE)
     return agent, [double(memory.sample(SIZE)._replace(weights=weights)) for _ in range(6)]
-
-
-def flat(state, path=""):
-    if isinstance(state, dict):
-        return {key: value for name, part in state.items() for key, value in flat(part, f"{path}/{name}").items()}
-    return {path: torch.as_tensor(state).double().clone()} if isinstance(state, (torch.Tensor, float, int)) else {}
 
 
 @pytest.mark.parametrize("name", [*WITH_REPLAY, *UNROLLS])
@@ -182,18 +169,12 @@ def test_a_non_finite_micro_batch_skips_the_whole_update():
     assert len(agent.parts) == 4
 
 
-class Two(LearnerGroup):
+class Two(FirstOfTwo):
     """Act as one of two learners whose other one sends the same tensors."""
 
     def __init__(self):
-        super().__init__(0, 2)
+        super().__init__()
         self.exchanges = 0
-
-    def gather(self, values):
-        raise AssertionError
-
-    def _start(self, tensor):
-        return partial(self._sum, tensor)
 
     def _sum(self, tensor):
         self.exchanges += 1

@@ -486,28 +486,23 @@ def test_a_parameter_that_no_optimiser_changes_is_a_warning(options, capsys):
     assert "no optimiser" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("value", "found"), [(0.5, "of <class 'float'>"), (torch.ones(2), "a tensor of shape [2]")])
-def test_a_statistic_that_is_no_scalar_tensor_is_named(value, found, options, monkeypatch):
+@pytest.mark.parametrize(
+    ("statistics", "message"),
+    [
+        ({"half": 0.5}, "statistic 'half' of an update is of <class 'float'>, expected"),
+        ({"half": torch.ones(2)}, "statistic 'half' of an update is a tensor of shape [2], expected"),
+        ({57 * "m": torch.ones(())}, "longer than 64 bytes"),
+    ],
+)
+def test_a_statistic_that_cannot_be_reported_is_named(statistics, message, options, monkeypatch):
     loss_of = DQN.loss
 
     def changed(self, batch):
         loss = loss_of(self, batch)
-        return loss._replace(statistics={**loss.statistics, "half": value})
+        return loss._replace(statistics={**loss.statistics, **statistics})
 
     monkeypatch.setattr(DQN, "loss", changed)
-    with pytest.raises(ConfigurationError, match=re.escape(f"statistic 'half' of an update is {found}, expected")):
-        check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
-
-
-def test_a_statistic_whose_name_is_too_long_is_a_problem(options, monkeypatch):
-    loss_of = DQN.loss
-
-    def changed(self, batch):
-        loss = loss_of(self, batch)
-        return loss._replace(statistics={**loss.statistics, 57 * "m": loss.loss.detach()})
-
-    monkeypatch.setattr(DQN, "loss", changed)
-    with pytest.raises(ConfigurationError, match="longer than 64 bytes"):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
         check(options("--config", "dqn-cartpole", *SMALL), seconds=0)
 
 
