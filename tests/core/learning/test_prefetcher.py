@@ -246,30 +246,18 @@ def test_waiting_for_a_draw_that_outlasts_the_timeout_is_no_lack_of_steps(prefet
     assert prefetcher.get(5) == 1 and not prefetcher.starved
 
 
-def test_statistics_report_the_mean_wait_since_the_last_call(prefetch):
+@pytest.mark.parametrize(("depth", "least"), [(1, 10), (0, 59)])
+def test_statistics_report_the_mean_wait_since_the_last_call(prefetch, depth, least):
     class Slow(Tape):
         def sample(self, batch_size):
             time.sleep(0.06)
             return super().sample(batch_size)
 
-    prefetcher = prefetch(Slow(), depth=1)
+    prefetcher = prefetch(Slow(), depth=depth)
     for _ in range(3):
         until(lambda: prefetcher.get(0.005) is not None)  # most waits end in time-outs
     told = prefetcher.statistics()
-    assert told.keys() == {"batch_wait_ms"} and 10 < told["batch_wait_ms"] < 5_000
-    assert prefetcher.statistics() == {"batch_wait_ms": 0}
-
-
-def test_without_a_thread_the_mean_wait_is_the_time_of_sampling(prefetch):
-    class Slow(Tape):
-        def sample(self, batch_size):
-            time.sleep(0.02)
-            return super().sample(batch_size)
-
-    prefetcher = prefetch(Slow(), depth=0)
-    for _ in range(3):
-        assert prefetcher.get(5) is not None
-    assert 20 <= prefetcher.statistics()["batch_wait_ms"] < 1_000
+    assert told.keys() == {"batch_wait_ms"} and least < told["batch_wait_ms"] < 5_000
     assert prefetcher.statistics() == {"batch_wait_ms": 0}
 
 

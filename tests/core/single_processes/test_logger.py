@@ -5,11 +5,9 @@ import math
 import multiprocessing
 import os
 import re
-import resource
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +36,7 @@ from core.runtime.run_state import RateLimiterParams, RunCounters, RunState
 from core.single_processes import logger as logger_module
 from core.single_processes.logger import aggregate, logger
 from core.specs import ArraySpec, Discrete, EnvSpec
+from tests.core.checkpoint.test_run_checkpoint import file_size_limit
 from utils.plot.curves import read_curve
 
 RUN = "a-row__known__package.module-Agent__seed7"
@@ -116,16 +115,6 @@ def cells(line: dict) -> dict[str, str]:
     """Return the table's cells for a line of metrics.jsonl."""
     point = {name: str(line[name]) for name in ("step", "seconds", "time")}
     return {**point, **{name: "" if value is None else repr(value) for name, value in line["values"].items()}}
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_episode_statistics_equal_their_definitions() -> None:
@@ -468,7 +457,7 @@ def test_a_full_disk_is_counted_and_leaves_whole_lines(tmp_path: Path, capsys: p
     play(context)
     next(generator)
     whole = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with full_disk():
+    with file_size_limit(10):
         for number in range(3):
             play(context)
             context.report("learner", 0, {f"new {number}": 1.0})  # makes the table be written anew
@@ -486,13 +475,8 @@ def test_a_full_disk_is_counted_and_leaves_whole_lines(tmp_path: Path, capsys: p
 def test_an_incomplete_write_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     append_whole(path, b"0123456789")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (15, hard))
-    try:
-        with pytest.raises(OSError):
-            append_whole(path, b"0123456789")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with file_size_limit(15), pytest.raises(OSError):
+        append_whole(path, b"0123456789")
     assert path.read_bytes() == b"0123456789"
 
 
