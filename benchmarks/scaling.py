@@ -46,13 +46,12 @@ def page() -> str:
     return "\n".join(
         [
             "# How many actors and learners a cluster supports\n",
-            "`python -m benchmarks.scaling` computes this page from `docs/results/ray.json`. That file was measured by",
-            f"`python -m benchmarks.ray_engine` on {result['cpus']} cores of {result['processor']} with a load average",
-            f"of {result['load average']:.0f}: {_condition(result)} (last: `{result['command']}`).",
-            "An actor is one process of environments. On another machine, measure again: `make bench-ray`.\n",
+            "`python -m benchmarks.scaling` computes this page from three files of `docs/results`. An actor is one",
+            "process of environments. On another machine, measure again: `make bench-ray`.\n",
+            markdown(("file", "written by", "holds"), _sources(result, allreduce, cluster)),
             "## Measured\n",
             *_measured(result),
-            "## The four limits of Pong, Nature network, in agent steps per second\n",
+            "## Limits of Pong, Nature network, in agent steps per second\n",
             *_limits(way, learner, batch),
             "## Actors\n",
             *_actors(way, learner),
@@ -63,26 +62,57 @@ def page() -> str:
             "## A cluster simulated\n",
             *_simulated(cluster),
             "## How to raise each limit\n",
-            ADVICE,
+            markdown(("limit", "raised by"), ADVICE),
+            POLICY_LAG,
         ]
     )
 
 
-ADVICE = """\
-- **Network.** `replay.frame_compression lz4` compresses images in the actors. For parameters, raise
-  `ray.parameters_period` and
-  `actor.parameter_pull_period`. Many actors per node cost less than many nodes.
-- **Ingest.** The ingest is one process. Longer chunks (`actor.chunk_length`, `num_envs_per_actor`) need fewer messages
-  and the same copies. Actors on the learner's node do not use it.
-- **Learner.** Use a GPU, or fewer samples per step (`rate_limiter.samples_per_insert` 0.8 in place of 8, like Ape-X).
-  Larger batches and several learners with a GPU each (`num_learners`) also help. Otherwise the rate limiter makes
-  actors wait, and more actors stay idle.
-- **All-reduce.** Larger batches (`agent.batch_size`), `learner.gradient_dtype bfloat16`, or a faster network.
-- **Replay.** Many actors overwrite a million steps within minutes: raise `memory.capacity` with
-  `replay.frame_compression lz4`.
-- **Policy lag.** The lag adds up: `learner.publish_period` updates, `ray.parameters_period`, the latency above,
-  `actor.parameter_pull_period` steps, and up to `ray.chunks_in_flight` chunks. Chunks that wait for room add to it.
+ADVICE = (
+    (
+        "network",
+        "`replay.frame_compression lz4`, which compresses images in the actors; for parameters, larger "
+        "`ray.parameters_period` and `actor.parameter_pull_period`; many actors on few nodes",
+    ),
+    (
+        "ingest, which is one process",
+        "longer chunks (`actor.chunk_length`, `num_envs_per_actor`), for fewer messages and the same copies; actors on "
+        "the learner's node, which do not use it",
+    ),
+    (
+        "learner; beyond it the rate limiter makes actors wait",
+        "a GPU; fewer samples per step (`rate_limiter.samples_per_insert` 0.8 in place of 8, like Ape-X); larger "
+        "batches; several learners with a GPU each (`num_learners`)",
+    ),
+    ("all-reduce", "larger batches (`agent.batch_size`), `learner.gradient_dtype bfloat16`, a faster network"),
+    (
+        "replay: many actors overwrite a million steps within minutes",
+        "`memory.capacity`, with `replay.frame_compression lz4`",
+    ),
+)
+POLICY_LAG = """\
+Policy lag is the sum of `learner.publish_period` updates, `ray.parameters_period`, the latency above,
+`actor.parameter_pull_period` steps, and up to `ray.chunks_in_flight` chunks. Chunks that wait for room add to it.
 """
+
+
+def _sources(*results: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return a row for each file from which the page is computed."""
+    ray, allreduce, cluster = results
+    machine = f"{ray['cpus']} cores of {ray['processor']}, load average {ray['load average']:.0f}: {_condition(ray)}"
+    return [
+        (
+            "`ray.json`",
+            f"`python -m benchmarks.ray_engine`, last `{ray['command']}`",
+            f"rates and latencies, measured on {machine}",
+        ),
+        (
+            "`allreduce.json`",
+            f"`{allreduce['sizes']['commands'][0]}`",
+            f"times of the all-reduce, measured on {allreduce['processor']}",
+        ),
+        ("`cluster.json`", f"`{cluster['command']}`", "the simulation below"),
+    ]
 
 
 def _condition(result: dict[str, Any]) -> str:
@@ -112,8 +142,8 @@ def _measured(result: dict[str, Any]) -> list[str]:
     return [
         *lines,
         markdown(["from node to node", *COLUMNS], rates),
-        "*Ingest* is the rate at which one sender stores chunks in the ring through Ray, `ray.chunks_in_flight` at",
-        "a time. All processes ran on the same cores.\n",
+        "*Ingest* is the rate at which one sender stores chunks in the ring through Ray, with `ray.chunks_in_flight`",
+        "chunks in transit. All processes ran on the same cores.\n",
         markdown(publication, versions),
         "The times hold without `ray.parameters_period` and for an actor that asks at once. A playing actor learns",
         "of a version from the answer to its next chunk.\n",
@@ -200,13 +230,16 @@ def _learners(update: float, allreduce: dict[str, Any]) -> list[str]:
     predicted = size / (NETWORKS["1 Gbit/s"] * USABLE) + 2 * one.latency
     lines = [
         _paragraph(
-            "Each learner has a node with its own ingest and actors. All learners make each update together, with "
-            f"batches of {one.batch} and {one.samples_per_insert} samples per agent step. Parameters are alike "
-            "everywhere, so an actor fetches them from its own learner's node. The CPU update was measured. **The "
-            f"GPU update is an assumption.** An all-reduce is assumed to get {USABLE:.0%} of the network and to need "
-            f"{one.latency * 1e3:.1f} ms a message: for {size / 1e6:.1f} MB between two nodes at 1 Gbit/s that is "
-            f"{predicted * 1e3:.0f} ms. [Measured](results/speed.md#several-learners): {took[str(size)]:.0f} ms. That "
-            "the backward pass hides a part is not counted."
+            "Each learner has a node with its own ingest and actors, which fetch parameters there. All learners make "
+            f"each update together, with batches of {one.batch} and {one.samples_per_insert} samples per agent "
+            "step. The CPU update was measured. **The GPU update is an assumption.**"
+        ),
+        "",
+        _paragraph(
+            f"An all-reduce is assumed to get {USABLE:.0%} of the network and to need {one.latency * 1e3:.1f} ms a "
+            f"message. For {size / 1e6:.1f} MB between two nodes at 1 Gbit/s that is {predicted * 1e3:.0f} ms; "
+            f"[measured](results/speed.md#several-learners): {took[str(size)]:.0f} ms. That the backward pass hides a "
+            "part is not counted."
         ),
         "",
         "Each cell is the number of actors that the learners keep up with, and the part that limits more of them:\n",
@@ -237,18 +270,16 @@ def _learners(update: float, allreduce: dict[str, Any]) -> list[str]:
     return [
         *lines,
         _paragraph(
-            f"Parameters limit no agent steps, only their age. With 10,000 actors, {largest.actors_per_node} on a "
-            f"node, one learner can give every node a new version each {fresh[0]:.1f} s. {largest.learners} learners "
-            f"can give every node one each {fresh[1]:.1f} s."
+            f"- **Age of parameters.** With 10,000 actors, {largest.actors_per_node} on a node, one learner can "
+            f"give every node a new version each {fresh[0]:.1f} s; {largest.learners} learners one each "
+            f"{fresh[1]:.1f} s. This limits no agent steps."
         ),
-        "",
         _paragraph(
-            "For other learners, home carries counters and log records, no chunks and no parameters. Its own learner's "
-            "chunks, parameters and gradients come on top, as on every learner's node. If every "
-            f"learner's node calls it every {largest.exchange_period * 1e3:.0f} ms, {largest.learners} nodes make "
-            f"{calls:,.0f} calls per second. One process answered {largest.home_rate:,.0f} calls with a small chunk "
-            f"per second here, so that a node would hear from home every {period * 1e3:,.0f} ms. That delays the rate "
-            "limiter's counts, and limits no agent steps."
+            "- **Home** carries counters and log records of other learners, beside all that its own one needs. "
+            f"{largest.learners} nodes that call it every {largest.exchange_period * 1e3:.0f} ms make {calls:,.0f} "
+            f"calls per second. One process answered {largest.home_rate:,.0f} calls with a small chunk per second, "
+            f"so that a node would hear from home every {period * 1e3:,.0f} ms. That delays the rate limiter's counts, "
+            "and limits no agent steps."
         ),
         "",
     ]
@@ -267,35 +298,36 @@ def _simulated(result: dict[str, Any]) -> list[str]:
     rate, limit = first["agent steps per second"], first["limit, agent steps per second"]
     median, high = first["lag, median and 95th percentile"]
     lost = scenarios["resumed from a checkpoint"]["lost updates"]
+    lost_learner = "a learner's node fails"
+    rows = [
+        ("agent steps per second", f"{rate:,.0f}, {rate / limit:.0%} of the {limit:,.0f} above"),
+        (
+            f"policy of a chunk that is stored, at {first['updates per second']:.0f} updates per second",
+            f"{median:.0f} updates old (median; 95% are below {high:.0f})",
+        ),
+        (
+            f"a tenth of the actors' nodes fails and is back after {RESTART_SECONDS:.0f} s",
+            f"updates at full rate after {resumed['actors']:.0f} s: there are more actors than learners keep up with",
+        ),
+        (
+            f"{lost_learner}, the run is resumed {RESUME_SECONDS:.0f} s later",
+            f"{lost:,} updates since the checkpoint are lost; full rate after {resumed['learner']:.0f} s",
+        ),
+        (
+            f"{lost_learner}, an elastic run (`supervisor.elastic`) regroups within {REGROUP_SECONDS:.0f} s",
+            f"no update is lost; full rate after {elastic['learner']:.0f} s; another pause when a node takes the place",
+        ),
+    ]
     return [
         _paragraph(
             f"`{result['command']}` simulates 64 learners and 10,000 actors at 10 Gbit/s event by event, with the GPU "
             f"update assumed above and durations that vary by {VARIATION:.0%}. The seconds for restart, resume and "
-            "regrouping are assumptions. A run takes at most 4,096 actors today (`num_actors`). Data: "
-            "`docs/results/cluster.json`."
+            "regrouping are assumptions. A run takes at most 4,096 actors today (`num_actors`)."
         ),
         "",
-        _paragraph(
-            f"- **Throughput:** {rate:,.0f} agent steps per second, {rate / limit:.0%} of the {limit:,.0f} above. The "
-            "rest is lost because the slowest learner ends an update, and chunks and parameters share the links."
-        ),
-        _paragraph(
-            f"- **Lag:** a chunk that is stored was played with a policy {median:.0f} updates old (median; 95% are "
-            f"below {high:.0f}), at {first['updates per second']:.0f} updates per second."
-        ),
-        _paragraph(
-            f"- **A tenth of the actors' nodes fails** and is back after {RESTART_SECONDS:.0f} s. Updates are at full "
-            f"rate again after {resumed['actors']:.0f} s, because there are more actors than the learners keep up "
-            "with."
-        ),
-        _paragraph(
-            f"- **A learner's node fails.** A run that is resumed {RESUME_SECONDS:.0f} s later loses {lost:,} updates "
-            f"since its checkpoint. The resumed run is at full rate after {resumed['learner']:.0f} s. An elastic run "
-            "(`supervisor.elastic`) goes on with the learners left. If it regroups within "
-            f"{REGROUP_SECONDS:.0f} s, it loses no update and is at full rate after {elastic['learner']:.0f} s. It "
-            "pauses again when another node takes the place."
-        ),
-        "",
+        markdown(("simulated", "result"), rows),
+        "Throughput is below the limit because the slowest learner ends an update, and chunks and parameters share the",
+        "links.\n",
         "![Throughput (means of 5 s) and lag of the simulated cluster](results/cluster.png)\n",
     ]
 
