@@ -80,20 +80,14 @@ def dqn(options: RunOptions, env: Any, policy: dict[str, Any], seed: int) -> Any
 AGENTS: dict[str, Callable[[RunOptions, Any, dict[str, Any], int], Any]] = {"ppo": ppo, "dqn": dqn}
 
 
-def train(name: str, game: str, seed: int, words: list[str], path: Path) -> None:
-    """Train one run and write its evaluations."""
+def policy_of(options: RunOptions) -> dict[str, Any]:
+    """Return what stable-baselines3's `policy_kwargs` needs for the network and the optimiser of a row."""
     import torch
-    from minatar.gym import register_envs
-    from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
     from torch import nn
 
-    from benchmarks.sb3_evaluation import Evaluation
-
-    torch.set_num_threads(1)
-    register_envs()
-    options = read_options(["--config", f"{name}-minatar-breakout", "--game", game, *words])
-    model, num_envs = options.model, options.num_envs_per_actor
+    model: Any = options.model
+    agent: Any = options.agent
 
     class Features(BaseFeaturesExtractor):
         """Convolution and hidden layer of the row's network."""
@@ -107,18 +101,37 @@ def train(name: str, game: str, seed: int, words: list[str], path: Path) -> None
         def forward(self, observation: torch.Tensor) -> torch.Tensor:
             return self.layers(observation.float().permute(0, 3, 1, 2))
 
-    game_id = f"MinAtar/{game.title().replace('_', '')}-v1"
-    training, evaluation = (
-        make_vec_env(game_id, num_envs, seed=first, env_kwargs={"max_episode_steps": options.env.max_steps})
-        for first in (1_000 * seed, 1_000_000 + 1_000 * seed)
-    )
-    policy = {
+    return {
         "features_extractor_class": Features,
         "net_arch": [],
         "normalize_images": False,
-        "optimizer_kwargs": {"eps": options.agent.optimizer_eps},
+        "optimizer_kwargs": {"eps": agent.optimizer_eps},
     }
-    agent = AGENTS[name](options, training, policy, seed)
+
+
+def environments(game: str, num_envs: int, first_seed: int, max_steps: int) -> Any:
+    """Make the package's own gymnasium environments of a game."""
+    from minatar.gym import register_envs
+    from stable_baselines3.common.env_util import make_vec_env
+
+    register_envs()
+    name = f"MinAtar/{game.title().replace('_', '')}-v1"
+    return make_vec_env(name, num_envs, seed=first_seed, env_kwargs={"max_episode_steps": max_steps})
+
+
+def train(name: str, game: str, seed: int, words: list[str], path: Path) -> None:
+    """Train one run and write its evaluations."""
+    import torch
+
+    from benchmarks.sb3_evaluation import Evaluation
+
+    torch.set_num_threads(1)
+    options = read_options(["--config", f"{name}-minatar-breakout", "--game", game, *words])
+    num_envs = options.num_envs_per_actor
+    training, evaluation = (
+        environments(game, num_envs, first, options.env.max_steps) for first in (1_000 * seed, 1_000_000 + 1_000 * seed)
+    )
+    agent = AGENTS[name](options, training, policy_of(options), seed)
     rollout = num_envs * getattr(options.agent, "unroll_length", 1)
     steps = options.steps - options.steps % rollout  # whole rollouts, in which PPO's learning rate falls to 0
     callback = Evaluation(path.stem, evaluation, options.evaluator.episodes, steps, deterministic=name == "dqn")

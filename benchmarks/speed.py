@@ -2,6 +2,7 @@
 
     python -m benchmarks.speed                                        Pong, batches of 32 and of 256
     python -m benchmarks.speed --case cartpole --batch_size 64        CartPole, two layers of 128 units
+    python -m benchmarks.speed --case minatar --batch_size 32         MinAtar Breakout, the network of its row
 
 Both sides do the same work: plain DQN (no double, n = 1), uniform memory, 8 environments, 8 samples learned from per
 agent step (batch 32: one update every 4 agent steps; batch 256: one every 32), all cores. The sides take turns (A B A
@@ -16,6 +17,7 @@ import argparse
 import os
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks.arithmetic import ATARI, updates_per_second
+from benchmarks.sb3_minatar import environments, policy_of
 from benchmarks.sides import calls_per_second, description, last_line, ratios, take_turns, write
 from benchmarks.training import RESULTS, after_start, rate, stable_baselines3_rate, train
 from core.agents.dqn import DQN, DQNParams
@@ -33,29 +36,26 @@ from core.learning.precision import in_bf16, precision_on
 from core.model import Model
 from core.models.dqn import DQNCNN
 from core.types import TimeStep
+from utils.config.command_line import read_options
 
 NUM_ENVS, SAMPLES_PER_STEP, LEARN_START = 8, 8, 2_000
 START_SECONDS = 20  # Start-up of our side: processes, filling the memory, catching up.
+CONFIGS = {"pong": "dqn-pong-uniform", "cartpole": "dqn-cartpole", "minatar": "dqn-minatar-breakout"}
 
 
-def ours(case: str, batch_size: int, seconds: float, *words: str) -> float:
+def ours(case: str, batch_size: int, seconds: float, compiled: str = "no", precision: str = "auto") -> float:
     """Return the agent steps per second of `python main.py`."""
     lines = train(
         START_SECONDS + seconds,
-        f"--config {'dqn-pong-uniform' if case == 'pong' else 'dqn-cartpole'}",
+        f"--config {CONFIGS[case]}",
         f"--num_actors 1 --num_envs_per_actor {NUM_ENVS}",
         f"--agent.batch_size {batch_size} --agent.n_step 1 --agent.double_q false",
         f"--rate_limiter.min_replay_size {LEARN_START} --rate_limiter.error_buffer 100",
         f"--rate_limiter.samples_per_insert {SAMPLES_PER_STEP} --steps 1000000000",
-        *(words or ("--learner.compile no",)),
+        f"--learner.compile {compiled} --learner.precision {precision} --actor.precision {precision}",
     )
     full = [line for line in lines if line["values"].get("global/samples_per_insert", 0) > 0.85 * SAMPLES_PER_STEP]
     return rate([line for line in full if line["time"] > full[-1]["time"] - seconds])
-
-
-def ours_compiled(case: str, batch_size: int, seconds: float) -> float:
-    """Return the same with compiled updates."""
-    return ours(case, batch_size, seconds, "--learner.compile yes")
 
 
 def ours_acting(case: str, batch_size: int, seconds: float) -> float:
@@ -89,14 +89,18 @@ def stable_baselines3(case: str, batch_size: int, seconds: float) -> float:
     from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
     gymnasium.register_envs(ale_py)
+    policy: dict[str, Any] = {}
     if case == "pong":
         env: VecEnv = VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=NUM_ENVS, seed=0), n_stack=4)
+    elif case == "cartpole":
+        env, policy = make_vec_env("CartPole-v1", n_envs=NUM_ENVS, seed=0), {"net_arch": [128, 128]}
     else:
-        env = make_vec_env("CartPole-v1", n_envs=NUM_ENVS, seed=0)
+        options = read_options(["--config", CONFIGS[case]])
+        env, policy = environments("breakout", NUM_ENVS, 0, options.env.max_steps), policy_of(options)
     steps_per_update = batch_size // SAMPLES_PER_STEP
     train_freq, gradient_steps = max(steps_per_update // NUM_ENVS, 1), max(NUM_ENVS // steps_per_update, 1)
     agent = TheirDQN(
-        "CnnPolicy" if case == "pong" else "MlpPolicy",
+        "MlpPolicy" if case == "cartpole" else "CnnPolicy",
         env,
         buffer_size=100_000,
         learning_starts=LEARN_START,
@@ -104,7 +108,7 @@ def stable_baselines3(case: str, batch_size: int, seconds: float) -> float:
         train_freq=train_freq,
         gradient_steps=gradient_steps,
         target_update_interval=10_000,
-        policy_kwargs={} if case == "pong" else {"net_arch": [128, 128]},
+        policy_kwargs=policy,
         seed=0,
     )
     return stable_baselines3_rate(agent, LEARN_START + 1_000, seconds)
@@ -146,9 +150,16 @@ def ceiling(case: str, batch_size: int, seconds: float) -> float:
     return len(os.sched_getaffinity(0)) / (act + update)
 
 
-SIDES = {
-    "pong": {"ours": ours, "stable-baselines3": stable_baselines3, "ceiling": ceiling},
-    "cartpole": {"ours": ours, "ours, compiled": ours_compiled, "stable-baselines3": stable_baselines3},
+SMALL = {"ours": ours, "ours, compiled": partial(ours, compiled="yes"), "stable-baselines3": stable_baselines3}
+SIDES: dict[str, dict[str, Callable[..., float]]] = {
+    "pong": {
+        "ours": ours,
+        "stable-baselines3": stable_baselines3,
+        "ceiling": ceiling,
+        "ours, float32": partial(ours, precision="float32"),
+    },
+    "cartpole": SMALL,
+    "minatar": SMALL,
 }
 ACTING = {"actor": ours_acting, "bare environment and forward": bare_acting}
 

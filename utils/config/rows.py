@@ -41,6 +41,7 @@ ELSEWHERE = {
     "game": "env_id",
     "learner.checkpoint_steps": "save_freq",
     "logger.wandb": "track wandb_project_name",
+    "machine": "exp_name run_name",
     "memory.capacity": "buffer_size",
     "model.hidden": "net_arch",
     "num_envs_per_actor": "n_envs num_envs",
