@@ -97,9 +97,11 @@ def descriptions(params: type) -> dict[str, str]:
     for owner in reversed(params.__mro__):
         if not dataclasses.is_dataclass(owner):
             continue
-        with suppress(OSError):  # classes that core.common.settings.combined made have no text of their own
-            body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]).body
-            for pair in pairwise(body):
+        with suppress(OSError):
+            (statement,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+            if not isinstance(statement, ast.ClassDef):
+                continue  # Python 3.13 finds a line of core.common.settings.combined, which made this class
+            for pair in pairwise(statement.body):
                 match pair:
                     case ast.AnnAssign(target=name), ast.Expr(value=ast.Constant(value=text)):
                         found[ast.unparse(name)] = " ".join(str(text).split())
