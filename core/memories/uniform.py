@@ -87,7 +87,7 @@ class WindowStarts:
 
     def ids_between(self, actor: int, first: int, last: int) -> SampleIds:
         """Return the starts [first, last) of all environments of an actor."""
-        numbers, envs = np.arange(first, max(last, first)), np.arange(self.layout.num_envs)
+        numbers, envs = np.arange(first, last), np.arange(self.layout.num_envs)
         env_ids = np.tile(actor * self.layout.num_envs + envs, len(numbers))
         return SampleIds(env_ids, np.repeat(numbers, len(envs)) * self.stride)
 

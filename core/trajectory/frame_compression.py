@@ -182,7 +182,7 @@ class CompressedFrameWriter:
         kept = max(-(-int(self._oldest[0]) // length), oldest_in_ring)
         while kept < chunk and self._starts[kept % chunks, 0] < limit:
             kept += 1
-        if kept * length > self._oldest[0] and kept > oldest_in_ring:
+        if kept > oldest_in_ring:
             self._oldest[0] = kept * length
 
 
@@ -258,8 +258,7 @@ class CompressedFrameReader:
         layout, arrays = self._layout, self._arrays
         oldest = (-(-self._first_valid_steps() // layout.chunk_length)).clip(0)  # [num_actors] chunks
         starts = arrays["block_start"][np.arange(layout.num_actors), oldest % layout.chunks, 0]
-        is_written = oldest * layout.chunk_length < arrays["written"][:, 0]
-        return int(np.where(is_written, arrays["packed"][:, 0] - starts, 0).sum())
+        return int((arrays["packed"][:, 0] - starts).sum())
 
     def _newest(self, env_ids: np.ndarray, step_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which of these steps lie in the short ring, [...] bool, and their frames [N, *frame]."""

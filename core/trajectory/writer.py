@@ -260,6 +260,6 @@ def single_actor_layout(layout: Layout, window_length: int) -> Layout:
     """Return the layout of one actor's own rings, as short as a writer that sends each chunk away at once needs."""
     ring_length, arena = (-(-(window_length + 1) // layout.chunk_length) + 2) * layout.chunk_length, 0
     if packed := layout.packed:
-        smallest = StorageParams(layout.storage.frame_compression, max_frame_bytes=1)
+        smallest = StorageParams(max_frame_bytes=1)
         arena = arena_bytes(smallest, packed._replace(num_actors=1, ring_length=ring_length), 2 * layout.chunk_length)
     return dataclasses.replace(layout, num_actors=1, ring_length=ring_length, arena_bytes=arena)

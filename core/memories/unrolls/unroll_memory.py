@@ -350,7 +350,7 @@ def shares(ratios: Sequence[float], batch_size: int) -> list[int]:
     Shares are rounded so that they sum to the batch, largest remainders first.
     """
     exact = np.array(ratios) / sum(ratios) * batch_size
-    counts = np.floor(exact + 1e-9).astype(int)
+    counts = np.floor(exact).astype(int)
     counts[np.argsort(counts - exact, kind="stable")[: batch_size - counts.sum()]] += 1
     return [int(count) for count in counts]
 

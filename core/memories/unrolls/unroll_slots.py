@@ -156,7 +156,7 @@ class UnrollStore:
             for number in np.flatnonzero(stored):
                 slot = int(slots[number])
                 stored[number] = packed.put(slot, frames[number])
-                if not stored[number] and slot not in packed:
+                if slot not in packed:
                     self.capacity = min(self.capacity, slot)
         else:
             copies["frame"] = frames

@@ -208,6 +208,7 @@ def test_no_batch_is_offered_before_the_first_valid_start():
     assert not replay.resident.refresh()
     assert not replay.play(0, 4).resident.refresh()  # one start may be the end of an episode
     assert replay.play(0, 4).resident.refresh()
+    assert Replay(spec=SEQUENCES).play(0, 8).resident.refresh()  # one sequence, which may start with an end
 
 
 # checkpoints ------------------------------------------------------------------------------------------------------
@@ -250,7 +251,8 @@ def test_a_state_moves_between_cpu_and_device():
     replay = Replay(rows=40).play(70, 45)
     replay.memory.update_priorities(replay.memory.sample(16).keys, np.arange(16.0))
     moved = Replay(rows=40)
-    moved.resident.load_state_dict(replay.memory.state_dict())
+    of_cuda = {"device_generator": torch.zeros(16, dtype=torch.uint8)}
+    moved.resident.load_state_dict({**replay.memory.state_dict(), **of_cuda})
     moved.ready()
     assert (moved.leaves() == replay.memory.tree.leaves).all()
     back = Replay(rows=40)

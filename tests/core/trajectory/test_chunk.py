@@ -126,4 +126,5 @@ def test_damage_in_transit_is_an_error_and_nothing_is_stored():
 def test_the_outbox_has_the_fields_of_the_ring():
     ring = layout("frames", "lz4", True)
     own = single_actor_layout(ring, 3)
+    assert own.num_actors == 1
     assert dataclasses.replace(own, num_actors=2, ring_length=ring.ring_length, arena_bytes=ring.arena_bytes) == ring

@@ -140,15 +140,16 @@ def test_compressed_frames_are_decompressed_once_and_equal(device):
     assert sum(bool(rings.play(3, 5)) or rings.check() for _ in range(20)) > 300
 
 
-def test_many_steps_are_copied_in_parts(monkeypatch):
-    monkeypatch.setattr("core.trajectory.device_ring_buffer.COPY_BYTES", 1)
+@pytest.mark.parametrize(("copy_bytes", "most"), [(1, 4), (2 * 4 * 2 * 6, 8)])  # below a chunk; two chunks
+def test_many_steps_are_copied_in_parts(monkeypatch, copy_bytes, most):
+    monkeypatch.setattr("core.trajectory.device_ring_buffer.COPY_BYTES", copy_bytes)
     rings = Rings("cpu", WindowSpec(3, (0, 3)))
     parts = []
     copy = rings.mirror._copy
     rings.mirror._copy = lambda way, actor, first, last: (parts.append(last - first), copy(way, actor, first, last))
     rings.play(18, 22)
     # of 20 steps the first chunk is behind the overwrite margin
-    assert rings.check() > 0 and max(parts) == 4 and sum(parts) == 16 + 16
+    assert rings.check() > 0 and max(parts) == most and sum(parts) == 16 + 16
 
 
 def test_a_step_is_copied_once_except_the_newest():

@@ -191,7 +191,8 @@ def test_environments_of_several_actors_do_not_mix():
 
 @pytest.mark.parametrize("level", [0, 3, 9, 12])
 def test_every_compression_level_is_lossless(level):
-    play = UnevenPlay(1, 2, (20, 20))
+    play = RandomPlay(1, 2, (20, 20))
+    play._frame = lambda: play.generator.integers(1, 3, (20, 20), np.uint8)  # each level makes other blocks of these
     packed, oracle, writer = make(play, 64, 8, storage=StorageParams("lz4", compression_level=level))
     for _ in range(10):
         play.play(writer, 20)
@@ -225,9 +226,9 @@ def test_the_number_of_threads_changes_no_result(codec, size):
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 @pytest.mark.parametrize("length", [0, 1, 3, 6, 50])
 def test_threads_process_every_part_once_and_pass_on_errors(count, length):
-    seen, threads = [], GatherThreadPool(count)
-    threads.run(lambda part: seen.extend(range(length)[part]), length)
-    assert sorted(seen) == list(range(length))
+    seen, parts, threads = [], [], GatherThreadPool(count)
+    threads.run(lambda part: (parts.append(part), seen.extend(range(length)[part])), length)
+    assert sorted(seen) == list(range(length)) and len(parts) == (count if length >= 2 * count else 1)
 
     def fails(part: slice) -> None:
         if part.stop == length:
@@ -336,7 +337,8 @@ def test_an_arena_takes_its_share_of_storage_bytes():
     fewer = layout(max_frame_bytes=70_560_000)  # 10,000 frames
     assert 10_000 - 2 * 4 * 8 < fewer.num_slots <= 10_000 and fewer.arena_bytes == 0
     assert layout(max_frame_bytes=10**12) == dataclasses.replace(raw, storage=StorageParams(max_frame_bytes=10**12))
-    assert layout(max_frame_bytes=1).num_slots > 0
+    # chunks: two of the overwrite margin, one of the frame stack, one in which a window of 3 steps starts
+    assert layout(max_frame_bytes=1).ring_length == (2 + 1 + 1) * 8
 
 
 @pytest.mark.parametrize("codec", ["raw", "lz4"])

@@ -54,6 +54,13 @@ def test_other_batches_are_reused_until_all_are_used_up():
     assert sampled(memory) == (part(actor, 2), True) and memory.statistics()["remaining_reuses"] == 2
 
 
+def test_one_of_several_actors_may_fill_all_batches():
+    memory, (actor, _) = make(capacity=32, num_batches=8, num_actors=2)
+    for fresh in (True, False):
+        actor.write(16)  # until the queue is full
+        assert [sampled(memory) for _ in range(8)] == [(part(actor, number), fresh) for number in range(8)]
+
+
 @pytest.mark.parametrize("capacity", [1, 6, 40])
 @pytest.mark.parametrize(("num_batches", "max_reuse"), [(1, 1), (1, 3), (2, 2), (4, 2), (5, 3)])
 def test_every_batch_equals_that_of_a_buffer_of_plain_lists(num_batches, max_reuse, capacity):

@@ -322,6 +322,11 @@ def test_unrolls_overwritten_before_being_copied_take_no_slot(monkeypatch):
     assert memory.sample(4) is None and len(memory.strategies[0]) == 0
 
 
+def test_rings_do_not_hold_what_is_copied():
+    few, many = (make(capacity=capacity, **INSERTION)[0].layout for capacity in (10, 1_000))
+    assert few == many
+
+
 def test_a_full_frame_store_shrinks_the_strategys_capacity(monkeypatch):
     memory, actor = make(capacity=10, num_envs=4, **INSERTION, storage=StorageParams("lz4"))
     rule, refused = memory.strategies[0], []

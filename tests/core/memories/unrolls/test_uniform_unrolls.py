@@ -126,6 +126,14 @@ def test_unrolls_overwritten_before_being_copied_leave_no_gap(monkeypatch):
     monkeypatch.setattr(memory.trajectories, "still_valid", failing)
     memory._ingest()
     assert memory.statistics()["reservoir_size"] == 2 and contents(memory) == [actor.unrolls()[1], actor.unrolls()[3]]
+    monkeypatch.setattr(memory.trajectories, "still_valid", intact)
+    actor.write(1)
+    memory._ingest()
+    full = contents(memory)
+    monkeypatch.setattr(memory.trajectories, "still_valid", lambda streams, serials: np.zeros(len(serials), bool))
+    actor.write(4)
+    memory._ingest()
+    assert len(full) == 4 and contents(memory) == full
 
 
 def test_a_full_reservoir_does_not_prefer_compressible_unrolls():

@@ -131,6 +131,8 @@ def test_the_computed_bytes_of_slots_are_those_allocated(packs):
     slots = UnrollStore(memory.trajectories, 30, 4, packs)
     most = slots.store.frames._max_bytes if packs else 0
     assert slots_bytes(memory.layout, 30, 4, packs) == slots.store.layout.nbytes + most
+    raw = UnrollStore(memory.trajectories, 30, 4, packs=False).store.arrays["frame"].nbytes
+    assert most == packs * (raw // 8)
     assert ("frame" in slots.store.arrays) != packs
 
 
