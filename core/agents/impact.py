@@ -94,9 +94,7 @@ class Impact(SumLossAgent):
         )
         log_ratios, rewards = target_log_probs - behaviour_log_probs, window.rewards[:-1]
         discounts, clips = params.gamma * window.discounts[:-1], {"rho_bar": params.rho_bar, "c_bar": params.c_bar}
-        returns = vtrace(
-            log_ratios, rewards, discounts, values.detach(), valid, **clips, trace_lambda=params.trace_lambda
-        )
+        returns = vtrace(log_ratios, rewards, discounts, values, valid, **clips, trace_lambda=params.trace_lambda)
         objective = clipped_surrogate(
             log_probs, behaviour_log_probs, target_log_probs, returns.unweighted, params.clip_epsilon, params.beta_max
         )

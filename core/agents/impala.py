@@ -81,12 +81,10 @@ class Impala(SumLossAgent):
         if params.relevance != "none":
             included = valid & (fresh | self._is_relevant(logits.detach(), behaviour_logits))
         log_probs, entropies = self.policy.log_probs(logits, actions), self.policy.entropies(logits)
-        log_ratios = log_probs.detach() - self.policy.log_probs(behaviour_logits, actions)
+        log_ratios = log_probs - self.policy.log_probs(behaviour_logits, actions)
         rewards, discounts = window.rewards[:-1], params.gamma * window.discounts[:-1]
         clips = {"rho_bar": params.rho_bar, "c_bar": params.c_bar, "pg_rho_bar": params.pg_rho_bar}
-        returns = vtrace(
-            log_ratios, rewards, discounts, values.detach(), included, **clips, trace_lambda=params.trace_lambda
-        )
+        returns = vtrace(log_ratios, rewards, discounts, values, included, **clips, trace_lambda=params.trace_lambda)
         replayed = included & ~fresh
         policy = policy_gradient_loss(log_probs, returns.advantages, included)
         baseline = baseline_loss(values[:-1], returns.targets, included)

@@ -95,7 +95,7 @@ class RolloutEpochs:
             for indices in np.array_split(np.arange(num_samples), self._minibatches):
                 part = slice(int(indices[0]), int(indices[-1]) + 1)
                 send_heartbeat()
-                report, applied = self._step(loss_of, shuffled.select(part), part.stop - part.start, continues)
+                report, applied = self._step(loss_of, shuffled.select(part), len(indices), continues)
                 all_applied = all_applied & (~continues | applied)
                 reports.append(report)
                 weights.append(weight)

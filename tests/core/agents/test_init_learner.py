@@ -1,11 +1,13 @@
 """`init_learner` alone builds the learner's state, whatever is read of an agent before or afterwards."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from core.learning.optimizer import Optimizer
 from core.types import TimeStep
 from tests.core import resident_agents
 from tests.core.agents.unrolls import differences
@@ -49,6 +51,18 @@ def test_every_update_reports_loss_gradient_and_learning_rate(name):
     statistics = agent.learn(resident_agents.shared_memory(agent).sample(16)).statistics
     assert {"loss", "grad_norm", "lr"} <= statistics.keys()
     assert float(statistics["lr"]) == pytest.approx(getattr(agent.params, "critic_learning_rate", 1e-3))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_learning_rate_can_follow_the_whole_run(name):
+    agent = MAKERS[name](name)
+    agent.params = replace(agent.params, lr_schedule="linear", lr_schedule_updates=None)
+    agent.init_learner()
+    agent.run_progress = 0.75
+    optimizers = [part for part in agent.checkpoint_parts().values() if isinstance(part, Optimizer)]
+    assert optimizers
+    for optimizer in optimizers:
+        assert optimizer.next_lr == pytest.approx(optimizer._params.learning_rate / 4)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -143,6 +143,10 @@ def test_an_update_equals_the_slow_sums(name):
     np.testing.assert_allclose(agent.model.values.detach().numpy(), v, atol=1e-9)
     norms = [((to_z**2).sum() + (to_v**2).sum()) ** 0.5 for to_z, to_v in gradients]
     assert float(output.statistics["grad_norm"]) == pytest.approx(np.mean(norms), rel=1e-6)
+    _, targets, old = advantages_and_targets(agent.params, batch, logits, values)
+    acted = ~columns(batch)[1][:-1]
+    unexplained = (targets - old)[acted].var() / targets[acted].var()
+    assert float(output.statistics["explained_variance"]) == pytest.approx(1 - unexplained)
     epochs = len(gradients) / agent.params.minibatches
     assert float(output.statistics["epochs"]) == epochs
     assert (epochs < agent.params.epochs) == (name == "stopped by the KL")
@@ -235,7 +239,7 @@ def test_minibatches_have_every_step_once_an_epoch(monkeypatch, minibatches):
     agent = table_agent(PPO, logits, values, batch_size=10, epochs=2, minibatches=minibatches)
     seen, loss = [], PPO._loss
     monkeypatch.setattr(PPO, "_loss", lambda self, samples, part: (seen.append(samples), loss(self, samples, part))[1])
-    agent.learn(batch)
+    assert not agent.learn(batch).skipped  # though some of 60 minibatches have no action
     assert len(seen) == 2 * minibatches
     lasts = batch.window.lasts[:-1].flatten()
     for epoch in (seen[:minibatches], seen[minibatches:]):
@@ -356,6 +360,14 @@ def test_rewards_are_divided_by_the_deviation_of_returns():
     found = agent._rewards(window)
     assert found[0, 0] == MAX_REWARD
     assert float(found[1, 1]) == pytest.approx(7 / float(returns[:-1].std(correction=0)), rel=1e-5)
+
+
+def test_a_resumed_run_may_begin_to_normalise_rewards():
+    before, after = (control_agent(normalize_rewards=normalizes) for normalizes in (False, True))
+    for agent in before, after:
+        agent.init_learner()
+    after.load_state_dict(before.state_dict())
+    assert after.state_dict()["returns"]["count"] == 0
 
 
 @pytest.mark.parametrize("scale", [1.0, 1_000.0])

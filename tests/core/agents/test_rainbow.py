@@ -260,6 +260,7 @@ def test_environments_that_act_have_noise_of_their_own(noise_per_env):
 def test_an_evaluation_with_epsilon_has_no_parameter_noise():
     agent = make_noisy(evaluation_epsilon=0.5)
     exploration = agent.evaluation_exploration(1, np.random.default_rng(0))
+    assert exploration.epsilon.tolist() == [0.5]
     assert len({float(agent.act(step(1.0), (), exploration).extras["q_max"][0]) for _ in range(3)}) == 1
 
 

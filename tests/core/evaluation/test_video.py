@@ -170,6 +170,9 @@ def test_agents_describe_their_output_for_a_step():
     agent.policy, output.extras["logits"] = MultiCategorical([2, 2]), np.log(np.float32([[1, 3, 1, 4]]))
     found = ActorCriticAgent.policy_diagnostics(agent, output)["action probabilities"]
     assert found[0].tolist() == pytest.approx([0.25, 0.75, 0.2, 0.8])
+    agent._has_numbers, output.extras["drawn_action"] = True, np.float32([[0.5, -3]])
+    found = ActorCriticAgent.policy_diagnostics(agent, output)
+    assert {name: values.tolist() for name, values in found.items()} == {"value": [2], "actions": [[0.5, -3]]}
 
 
 @pytest.mark.parametrize(

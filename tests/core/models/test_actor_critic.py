@@ -132,6 +132,18 @@ def test_the_initial_policy_is_almost_uniform(network):
     assert (output.logits.softmax(-1) - 1 / ACTIONS).abs().max() < 0.02
 
 
+def test_weights_begin_orthogonal_by_the_gain_of_their_part_and_biases_zero():
+    for model in make(FeatureAC), make(MLPAC, value_torso=True):
+        bodies = [(part, 2**0.5) for part in (model.torso, model.feature_head, model.value_torso) if part is not None]
+        for part, gain in (*bodies, (model.policy, 0.01), (model.value, 1.0)):
+            for layer in part.modules():
+                if isinstance(layer, nn.Conv2d | nn.Linear):
+                    weight = layer.weight.flatten(1) / gain
+                    weight = weight if len(weight) <= weight.shape[1] else weight.T
+                    torch.testing.assert_close(weight @ weight.T, torch.eye(len(weight)), atol=1e-4, rtol=0)
+                    assert not layer.bias.any()
+
+
 def test_activation_and_first_deviation_of_the_vector_network_are_options():
     spec = EnvSpec("Pendulum-v1", ArraySpec((3,), "float32"), 0, Continuous(np.full(2, -2.0), np.full(2, 2.0)))
     model = MLPAC(MLPAC.Params(activation="relu", log_std=-2.0, value_torso=True), spec)

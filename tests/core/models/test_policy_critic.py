@@ -32,6 +32,8 @@ def test_heads_have_their_shapes_and_small_initial_outputs(kind, spec, layer_nor
     chosen, values = model.policy(prepared), model.critic(prepared, action)
     assert chosen.shape == (5, 12 if kind == "sac" else 6) and values.shape == (critics, 5, numbers)
     assert float(chosen.abs().max()) < 0.2 and float(values.abs().max()) < 0.2
+    lowest, highest = [layer for layer in model.policy.modules() if isinstance(layer, nn.Linear)][-1].weight.aminmax()
+    assert -3e-3 <= lowest < -2e-3 and 2e-3 < highest <= 3e-3  # 1509.02971, section 7
     assert torch.equal(model(observation, ())[0], chosen)
     assert not torch.equal(model.critic(prepared, -action), values)
     assert sum(isinstance(part, nn.LayerNorm) for part in model.modules()) == (2 * (1 + critics) if layer_norm else 0)

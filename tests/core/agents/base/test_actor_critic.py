@@ -190,11 +190,12 @@ def test_an_action_that_became_much_likelier_skips_no_update(kind, last):
 
 
 class DropoutTable(Table):
-    """Drop half of the logits in training mode."""
+    """Drop half of the logits, which are the features too, in training mode."""
 
     def forward(self, observation, state):
         output, state = super().forward(observation, state)
-        return output._replace(logits=torch.nn.functional.dropout(output.logits, 0.5, self.training)), state
+        dropped = torch.nn.functional.dropout(output.logits, 0.5, self.training)
+        return output._replace(logits=dropped, features=dropped), state
 
 
 @pytest.mark.parametrize("agent_class", [Impala, Impact, PPO])
@@ -209,4 +210,5 @@ def test_dropout_is_active_in_updates_only(agent_class):
     agent.learn(batch)
     assert agent.model.training
     assert (agent.unroll(batch.window)[0].logits == 0).float().mean() > 0.4
+    assert (agent.features(batch.window) != 0).all()
     np.testing.assert_array_equal(agent.act(timestep, (), None).extras["logits"], agent.model.logits.detach())
